@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 import sys
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 import pytest
 import trio
@@ -18,6 +18,7 @@ from neurogrid.p2p.memory import open_memory_network
 from neurogrid.p2p.wire import ErrorCode, TensorEnvelope
 from neurogrid.p2p.wire.control import ControlPayload
 from neurogrid.training.wire.runs import (
+    MAX_CHAIN_MEMBERS,
     MAX_CHAIN_STAGES,
     MAX_MICRO_BATCHES,
     MAX_STATE_PIECES,
@@ -40,25 +41,31 @@ LARGEST = sys.float_info.max
 # As long as they may be, and no two the same.
 NAMES = tuple(f"{number:~<64}" for number in range(MAX_STATE_PIECES))
 BLOBS = (bytes(32),) * MAX_STATE_PIECES
-PEERS = tuple(f"{number:é<128}" for number in range(MAX_CHAIN_STAGES))
+PEERS = tuple(f"{number:é<128}" for number in range(MAX_CHAIN_MEMBERS))
 
 LONGEST = {
     RunMessage.STAGE: StageOrder(
         RUN,
         U64,
         U64,
-        MAX_CHAIN_STAGES - 1,
+        MAX_CHAIN_MEMBERS - 1,
         PEERS,
-        ("é" * 512,) * MAX_CHAIN_STAGES,
+        ("é" * 512,) * MAX_CHAIN_MEMBERS,
         (0, *range(65_536 - MAX_CHAIN_STAGES + 1, 65_537)),
         NAMES,
         BLOBS,
-        PEERS,
+        PEERS[:MAX_CHAIN_STAGES],
+        widths=(MAX_CHAIN_MEMBERS // MAX_CHAIN_STAGES,) * MAX_CHAIN_STAGES,
     ),
     RunMessage.STAGE_REPORT: StageReport(
-        RUN, U64, "working", U64, "€" * 1024, U64, PEERS[0], NAMES, BLOBS
+        RUN, U64, "working", U64, "€" * 1024, U64, PEERS[0], NAMES, BLOBS, True
     ),
-    RunMessage.STEP_DONE: StepDone(RUN, U64, U64, 0.0, "€" * 1024, LARGEST, 86_400.0, 86_400.0),
+    RunMessage.STEP: Step(
+        RUN, U64, U64, MAX_MICRO_BATCHES, U64, True, bytes(MAX_MICRO_BATCHES * MAX_CHAIN_STAGES)
+    ),
+    RunMessage.STEP_DONE: StepDone(
+        RUN, U64, U64, 0.0, "€" * 1024, LARGEST, 86_400.0, 86_400.0, bytes(32)
+    ),
     RunMessage.APPLIED: Applied(RUN, U64, U64, U64, NAMES, BLOBS),
 }
 
@@ -88,6 +95,11 @@ def order(**changes: object) -> StageOrder:
         order(bounds=(0, 2, 2)),
         order(bounds=(0, 1)),
         order(index=2),
+        order(widths=(1, 2)),
+        order(widths=(2,)),
+        order(widths=(0, 2)),
+        Step(RUN, 1, 0, 2, 1, routes=bytes(3)),
+        StepDone(RUN, 1, 0, 1.0, digest=bytes(31)),
         StageReport(RUN, 1, "failed", 0),
         StageReport(RUN, 1, "training", 0),
         StageReport(RUN, 0, "ready", 0),
@@ -129,7 +141,11 @@ def pieces(draw: st.DrawFn) -> tuple[tuple[str, ...], tuple[bytes, ...]]:
 def orders(draw: st.DrawFn) -> StageOrder:
     peers = draw(st.lists(peer_ids, min_size=1, max_size=6, unique=True))
     addresses = [draw(st.text(st.characters(codec="utf-8"), max_size=20)) for _ in peers]
-    num_layers = [draw(st.integers(1, 1000)) for _ in peers]
+    cuts = sorted(draw(st.sets(st.integers(1, len(peers) - 1)))) if len(peers) > 1 else []
+    widths = [stop - start for start, stop in pairwise([0, *cuts, len(peers)])]
+    if len(widths) == len(peers) and draw(st.booleans()):
+        widths = []
+    num_layers = [draw(st.integers(1, 1000)) for _ in widths or peers]
     return StageOrder(
         draw(runs),
         draw(chain_numbers),
@@ -140,6 +156,7 @@ def orders(draw: st.DrawFn) -> StageOrder:
         (0, *accumulate(num_layers)),
         *draw(pieces()),
         tuple(draw(st.lists(peer_ids, max_size=3, unique=True))),
+        widths=tuple(widths),
     )
 
 
@@ -156,6 +173,7 @@ def reports(draw: st.DrawFn) -> StageReport:
         draw(st.integers(0, U64)),
         draw(st.just("") | peer_ids),
         *draw(pieces()),
+        draw(st.booleans()),
     )
 
 
@@ -171,6 +189,21 @@ def done_steps(draw: st.DrawFn) -> StepDone:
         draw(st.none() | st.floats(-LARGEST, LARGEST)),
         draw(seconds),
         draw(seconds),
+        draw(st.just(b"") | st.binary(min_size=32, max_size=32)),
+    )
+
+
+@st.composite
+def steps(draw: st.DrawFn) -> Step:
+    num = draw(st.integers(1, MAX_MICRO_BATCHES))
+    return Step(
+        draw(runs),
+        draw(chain_numbers),
+        draw(step_numbers),
+        num,
+        draw(st.integers(1, U64)),
+        draw(st.booleans()),
+        bytes(num * draw(st.integers(0, 3))),
     )
 
 
@@ -178,15 +211,7 @@ payloads = st.one_of(
     orders(),
     reports(),
     done_steps(),
-    st.builds(
-        Step,
-        runs,
-        chain_numbers,
-        step_numbers,
-        st.integers(1, MAX_MICRO_BATCHES),
-        st.integers(1, U64),
-        st.booleans(),
-    ),
+    steps(),
     st.builds(Apply, runs, chain_numbers, step_numbers, norms, st.booleans(), st.booleans()),
     st.builds(
         lambda run, chain, step, memory, state: Applied(run, chain, step, memory, *state),

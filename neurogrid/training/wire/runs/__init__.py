@@ -21,6 +21,7 @@ from neurogrid.training.wire.runs.leases import (
     Started,
 )
 from neurogrid.training.wire.runs.stages import (
+    MAX_CHAIN_MEMBERS,
     MAX_CHAIN_STAGES,
     MAX_MICRO_BATCHES,
     MAX_STATE_PIECES,
@@ -62,6 +63,7 @@ __all__ = [
     "Dismiss",
     "Held",
     "Hold",
+    "MAX_CHAIN_MEMBERS",
     "MAX_CHAIN_STAGES",
     "MAX_CONFIG_BYTES",
     "MAX_GPU_CHARS",

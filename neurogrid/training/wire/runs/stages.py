@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Final, NamedTuple, Self
 
 from neurogrid.errors import LocalProtocolError, RemoteProtocolError
@@ -22,6 +22,8 @@ from neurogrid.p2p.wire.forms import (
     BOOLEAN,
     Map,
     array,
+    binary,
+    fixed,
     line,
     nullable,
     one_of,
@@ -38,10 +40,12 @@ from neurogrid.p2p.wire.limits import (
 from neurogrid.p2p.wire.maps import MAX_U32, MAX_U64
 from neurogrid.p2p.wire.messages import Data
 from neurogrid.training.wire.forms import number as real
+from neurogrid.training.wire.group import DIGEST_BYTES
 from neurogrid.training.wire.runs.forms import BLOB, COUNT, RUN, long_text
 from neurogrid.training.wire.runs.types import RunMessage
 
 __all__ = [
+    "MAX_CHAIN_MEMBERS",
     "MAX_CHAIN_STAGES",
     "MAX_MICRO_BATCHES",
     "MAX_STATE_PIECES",
@@ -62,6 +66,9 @@ STAGE_STATES: Final = frozenset({"loading", "ready", "working", "failed"})
 MAX_CHAIN_STAGES: Final = 64
 """Stages of a chain: past a few, more replicas are quicker."""
 
+MAX_CHAIN_MEMBERS: Final = 256
+"""Members of a chain, over all stages."""
+
 MAX_MICRO_BATCHES: Final = 1024
 """Micro-batches of a step: sixteen for each of 64 stages, of which the ends then wait for 6 % of it."""
 
@@ -80,7 +87,12 @@ _LARGEST: Final = sys.float_info.max
 _CHAIN: Final = uint(MAX_U64, smallest=1)
 _STEP: Final = uint(MAX_U64)
 _PEER: Final = text(MAX_PEER_ID_CHARS, smallest=1)
-_PEERS: Final = array(_PEER, MAX_CHAIN_STAGES)
+_PEERS: Final = array(_PEER, MAX_CHAIN_MEMBERS)
+# Which member of a stage: a byte.
+_WIDTH: Final = uint(MAX_CHAIN_MEMBERS, smallest=1)
+_PROVIDERS: Final = optional(array(_PEER, MAX_CHAIN_STAGES))
+_ROUTES: Final = optional(binary(MAX_MICRO_BATCHES * MAX_CHAIN_STAGES))
+_DIGEST: Final = optional(fixed(DIGEST_BYTES))
 # Of other characters, as many would not fit a message.
 _NAMES: Final = optional(
     replace(
@@ -115,15 +127,18 @@ class StageOrder(ControlPayload):
         run: the id of the run.
         chain: u64, from 1: each arrangement of stages has a greater number than the one before.
         step: u64, steps that the state has made.
-        index: u32, the stage that the member is, from 0.
-        peers: peer ids of the stages in order, 1 to `MAX_CHAIN_STAGES`.
+        index: u32, the member's place in `peers`, from 0.
+        peers: peer ids of the members, stage by stage, 1 to `MAX_CHAIN_MEMBERS`.
         addresses: a multiaddr for each, where it can be dialled; empty where nobody can.
-        bounds: one more than there are stages, from 0 and rising: stage i has layers [bounds[i], bounds[i + 1]).
+        bounds: one more than there are stages, which are `MAX_CHAIN_STAGES` at most; from 0 and rising: stage i has
+            layers [bounds[i], bounds[i + 1]).
         names: of the pieces of the state that the stage has, at most `MAX_STATE_PIECES`; none for a new state, or
             where `step` is above 0 for that which the member has.
         blobs: the blob that each piece is, 32 bytes.
         providers: peer ids of those that have the blobs, beside the leader.
         quantization: which matrices of the layers are codes, as `Quantization.record` has it, in JSON; empty for none.
+        widths: members of each stage, which add up to those of `peers`; empty where each stage is one.
+        is_preparation: the member loads layers and state, and does not yet reach the others, which do not know of it.
     """
 
     run: bytes
@@ -137,6 +152,8 @@ class StageOrder(ControlPayload):
     blobs: tuple[bytes, ...] = ()
     providers: tuple[str, ...] = ()
     quantization: str = ""
+    widths: tuple[int, ...] = ()
+    is_preparation: bool = False
 
     _map = Map(
         "StageOrder",
@@ -146,24 +163,37 @@ class StageOrder(ControlPayload):
             "step": _STEP,
             "index": uint(MAX_U32),
             "peers": _PEERS,
-            "addresses": array(text(MAX_ADDRESS_CHARS), MAX_CHAIN_STAGES),
+            "addresses": array(text(MAX_ADDRESS_CHARS), MAX_CHAIN_MEMBERS),
             "bounds": array(uint(MAX_LAYERS), MAX_CHAIN_STAGES + 1),
             "names": _NAMES,
             "blobs": _BLOBS,
-            "providers": optional(_PEERS),
+            "providers": _PROVIDERS,
             "quantization": optional(long_text(_MAX_RECORD_BYTES)),
+            "widths": optional(array(_WIDTH, MAX_CHAIN_STAGES)),
+            "is_preparation": optional(BOOLEAN),
         },
     )
 
+    @property
+    def stages(self) -> tuple[tuple[str, ...], ...]:
+        """The peer ids of each stage."""
+        starts = accumulate(self.widths or (1,) * len(self.peers), initial=0)
+        return tuple(self.peers[start:stop] for start, stop in pairwise(starts))
+
     def _check(self) -> None:
         if self.index >= len(self.peers):
-            raise violation(f"StageOrder is for stage {self.index} of {len(self.peers)}")
+            raise violation(f"StageOrder is for member {self.index} of {len(self.peers)}")
         _check_once("StageOrder", self.peers)
         _check_once("StageOrder", self.providers)
         if len(self.addresses) != len(self.peers):
-            raise violation("StageOrder does not have one address for each stage")
+            raise violation("StageOrder does not have one address for each member")
+        if self.widths and sum(self.widths) != len(self.peers):
+            raise violation(
+                f"widths of StageOrder add up to {sum(self.widths)} of {len(self.peers)}"
+            )
+        num_stages = len(self.widths or self.peers)
         rises = all(start < stop for start, stop in pairwise(self.bounds))
-        if len(self.bounds) != len(self.peers) + 1 or self.bounds[0] != 0 or not rises:
+        if len(self.bounds) != num_stages + 1 or self.bounds[0] != 0 or not rises:
             raise violation("bounds of StageOrder do not give each stage layers, from 0 on")
         _check_pieces("StageOrder", self.names, self.blobs)
 
@@ -181,6 +211,7 @@ class StageReport(ControlPayload):
         memory_bytes: u64, the most that it has taken.
         lost: the peer id of the neighbour that cannot be reached; empty for none.
         names, blobs: pieces of the state after `step` that can be fetched from it, as in `StageOrder`.
+        holds: whether it can go on from the state after `step` in another chain that has the same layers for it.
     """
 
     run: bytes
@@ -192,6 +223,7 @@ class StageReport(ControlPayload):
     lost: str = ""
     names: tuple[str, ...] = ()
     blobs: tuple[bytes, ...] = ()
+    holds: bool = False
 
     _map = Map(
         "StageReport",
@@ -205,6 +237,7 @@ class StageReport(ControlPayload):
             "lost": optional(text(MAX_PEER_ID_CHARS)),
             "names": _NAMES,
             "blobs": _BLOBS,
+            "holds": optional(BOOLEAN),
         },
     )
 
@@ -225,6 +258,8 @@ class Step(ControlPayload):
         micro_batches: that the batch goes in, 1 to `MAX_MICRO_BATCHES`, numbered from 0.
         labels: u64, from 1: label tokens of the whole batch.
         is_evaluation: only forward; nothing is learned, and nothing is to be applied.
+        routes: a byte for each micro-batch and stage, in this order: which member of the stage it goes to, from 0;
+            empty where each stage is one.
     """
 
     run: bytes
@@ -233,6 +268,7 @@ class Step(ControlPayload):
     micro_batches: int
     labels: int
     is_evaluation: bool = False
+    routes: bytes = b""
 
     _map = Map(
         "Step",
@@ -243,8 +279,15 @@ class Step(ControlPayload):
             "micro_batches": uint(MAX_MICRO_BATCHES, smallest=1),
             "labels": uint(MAX_U64, smallest=1),
             "is_evaluation": optional(BOOLEAN),
+            "routes": _ROUTES,
         },
     )
+
+    def _check(self) -> None:
+        if len(self.routes) % self.micro_batches:
+            raise violation(
+                f"{len(self.routes)} bytes of routes for {self.micro_batches} micro-batches"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,6 +305,7 @@ class StepDone(ControlPayload):
             and where it is no finite number.
         seconds: that it computed.
         waited: seconds that it waited for others.
+        digest: 32 bytes, of the gradients that the members of its stage have in common; empty where it is the only one.
     """
 
     run: bytes
@@ -272,6 +316,7 @@ class StepDone(ControlPayload):
     loss: float | None = None
     seconds: float = 0.0
     waited: float = 0.0
+    digest: bytes = b""
 
     _map = Map(
         "StepDone",
@@ -284,6 +329,7 @@ class StepDone(ControlPayload):
             "loss": nullable(real(-_LARGEST, _LARGEST)),
             "seconds": optional(real(0.0, _MAX_STEP_SECONDS)),
             "waited": optional(real(0.0, _MAX_STEP_SECONDS)),
+            "digest": _DIGEST,
         },
     )
 
