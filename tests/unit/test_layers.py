@@ -219,9 +219,13 @@ HOUSE = (
     # Pure: where a model is cut, and what that takes.
     training(".stages.cutting", frozenset()),
     training(".stages.chain_estimate", frozenset()),
+    # Pure: who is where, and which way micro-batches go.
+    training(".stages.placement", frozenset()),
+    training(".stages.routing", frozenset()),
     # Pure: what the learner of a stage is told.
     training(".stages.stage_settings", frozenset()),
     # Layers and their optimiser; of peers they know nothing.
+    training(".stages.stage_sums", frozenset({"torch"})),
     Room(
         "neurogrid.training.stages.lora",
         COMMON | {"neurogrid.model"},
@@ -237,7 +241,7 @@ HOUSE = (
     # A child process and its owner, as a trainer is.
     training(".stages.tensor_frames", frozenset({"torch"})),
     training(".stages.stage_program", frozenset({"torch", "safetensors"})),
-    training(".stages.stage_process", frozenset({"trio"})),
+    training(".stages.stage_process", frozenset({"trio", "torch"})),
     training(".stages", frozenset()),
     Room(
         "neurogrid.training.checkpoints",

@@ -102,6 +102,11 @@ class PowerSgd:
         """The numbers of the tensors that are compressed."""
         return tuple(matrix.number for matrix in self._matrices)
 
+    @property
+    def is_pending(self) -> bool:
+        """Whether an exchange came to its end that was neither committed nor rolled back."""
+        return self._pending is not None
+
     @torch.no_grad()
     def exchange(self, gradients: Sequence[Tensor]) -> Generator[Tensor, Tensor, list[Tensor]]:
         """Gives two flat float32 vectors in turn, is sent the mean of each, and returns the mean gradients.

@@ -18,7 +18,7 @@ from neurogrid.training.runs.estimate import (
 )
 from neurogrid.training.runs.run_file import OuterSection, RunFile
 from neurogrid.training.stages.cutting import StageSizes, cut_layers
-from neurogrid.training.stages.schedule import bubble, most_under_way
+from neurogrid.training.stages.schedule import bubble, most_under_way, window_of
 
 __all__ = [
     "ChainEstimate",
@@ -246,7 +246,8 @@ def _stage(
         own = numbers.ends if is_first and is_last else numbers.first if is_first else 0
         own += numbers.last if is_last and not is_first else 0
         learning = sum(numbers.layers[start:stop]) + own
-    under_way = most_under_way(index, len(bounds) - 1, micro_batches)
+    widths = (1,) * (len(bounds) - 1)
+    under_way = most_under_way(range(micro_batches), window_of(index, widths))
     a_sample = activation_bytes(
         run,
         hidden_size=numbers.hidden_size,

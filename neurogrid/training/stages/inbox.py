@@ -8,34 +8,54 @@ Source: protocol_spec/training/stages.md.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from neurogrid.errors import RemoteProtocolError
 from neurogrid.p2p.wire import ErrorCode
 from neurogrid.training.wire.runs import MAX_MICRO_BATCHES, RunMessage, StageTensor
 
-__all__ = ["StageInbox", "sources_of"]
+__all__ = ["Sources", "StageInbox", "sources_of", "takers_of_tied"]
 
 # Pieces of the gradient of what is tied, of 8 million numbers each.
 _MAX_TIED_PIECES: Final = 1024
 
 
-def sources_of(index: int, peers: tuple[str, ...], leader: str) -> dict[RunMessage, str]:
-    """Who may send a stage each kind of tensor; kinds that nobody may send it are not among them."""
-    last = len(peers) - 1
-    found: dict[RunMessage, str] = {}
+Sources = Mapping[RunMessage, frozenset[str]]
+"""Who may send each kind of tensor."""
+
+
+def sources_of(stages: Sequence[Sequence[str]], peer: str, leader: str) -> Sources:
+    """Who may send a member each kind of tensor; kinds that nobody may send it are not among them.
+
+    Args:
+        stages: the peer ids of each stage.
+        peer: the member.
+    """
+    last = len(stages) - 1
+    index = next(i for i, members in enumerate(stages) if peer in members)
+    found: dict[RunMessage, frozenset[str]] = {}
     if index == 0:
-        found[RunMessage.TOKENS] = leader
+        found[RunMessage.TOKENS] = frozenset({leader})
     else:
-        found[RunMessage.HIDDEN] = peers[index - 1]
+        found[RunMessage.HIDDEN] = frozenset(stages[index - 1])
     if index == last:
-        found[RunMessage.LABELS] = leader
+        found[RunMessage.LABELS] = frozenset({leader})
     else:
-        found[RunMessage.GRADIENT] = peers[index + 1]
+        found[RunMessage.GRADIENT] = frozenset(stages[index + 1])
     if index in (0, last) and last:
-        found[RunMessage.TIED] = peers[last - index]
+        other = stages[last - index]
+        found[RunMessage.TIED] = frozenset({other[stages[index].index(peer) % len(other)]})
     return found
+
+
+def takers_of_tied(stages: Sequence[Sequence[str]], peer: str) -> tuple[str, ...]:
+    """The members of the other end that a member of the first or the last stage gives its gradient of what is tied."""
+    last = len(stages) - 1
+    index = 0 if peer in stages[0] else last
+    own, other = stages[index], stages[last - index]
+    lane = own.index(peer)
+    return tuple(taker for number, taker in enumerate(other) if number % len(own) == lane)
 
 
 class StageInbox:
@@ -47,11 +67,9 @@ class StageInbox:
         sources: who may send what, of `sources_of`.
     """
 
-    def __init__(
-        self, session: int, chain: int, step: int, sources: Mapping[RunMessage, str]
-    ) -> None:
+    def __init__(self, session: int, chain: int, step: int, sources: Sources) -> None:
         self._session, self._chain, self._sources = session, chain, sources
-        self._waiting: dict[tuple[RunMessage, int, int], StageTensor] = {}
+        self._waiting: dict[tuple[RunMessage, int, int, str], StageTensor] = {}
         self.step = step
 
     def __len__(self) -> int:
@@ -70,25 +88,25 @@ class StageInbox:
         what = f"{tensor.code.name.lower()} {tensor.number} of step {tensor.step}"
         if tensor.chain > self._chain:
             raise RemoteProtocolError(f"{what} is of a chain that has not begun here")
-        if sender != self._sources.get(tensor.code):
+        if sender not in self._sources.get(tensor.code, ()):
             raise RemoteProtocolError(
                 f"{what} comes of none that may send it to this stage", code=ErrorCode.UNAUTHORIZED
             )
         # Who is ahead may have begun the next one.
         if tensor.step > self.step + 1:
             raise RemoteProtocolError(f"{what} is not due: step {self.step} is under way")
-        key = tensor.code, tensor.step, tensor.number
+        key = tensor.code, tensor.step, tensor.number, sender
         if key in self._waiting:
             raise RemoteProtocolError(f"{what} has come twice")
         most = _MAX_TIED_PIECES if tensor.code is RunMessage.TIED else MAX_MICRO_BATCHES
-        if sum(code is tensor.code for code, _, _ in self._waiting) >= 2 * most:
+        if sum(code is tensor.code for code, *_ in self._waiting) >= 2 * most:
             raise RemoteProtocolError(f"{what} comes while {2 * most} such tensors wait")
         self._waiting[key] = tensor
         return True
 
-    def take(self, code: RunMessage, number: int) -> StageTensor | None:
+    def take(self, code: RunMessage, number: int, sender: str) -> StageTensor | None:
         """A tensor of the step that is under way, which does not wait any more; None where it has not come."""
-        return self._waiting.pop((code, self.step, number), None)
+        return self._waiting.pop((code, self.step, number, sender), None)
 
     def advance(self) -> None:
         """The next step is under way. What was not taken of this one is dropped."""

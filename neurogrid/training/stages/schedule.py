@@ -1,19 +1,27 @@
-"""In which order a stage computes the micro-batches of a step: one forward, one backward.
+"""In which order the members of a stage compute the micro-batches of a step: one forward, one backward. Pure.
 
-A stage computes forward until the first gradient may be there, then each micro-batch backward as soon as it can, and
-one more forward after each. So it holds inputs of no more micro-batches than there are stages from it to the last, and
-all stages together take as long as if each had computed all of its forwards first. Each stage knows its own order
-alone, and waits for what an operation needs; in these orders that comes, however late. Times and tensors are not known
-here.
+A member computes forward until the first gradient may be there, then each micro-batch backward as soon as it can, and
+one more forward after each. Where each stage is one member it holds inputs of no more micro-batches than there are
+stages from it to the last, and all stages together take as long as if each had computed all of its forwards first. Each
+member knows its own order alone, and waits for what an operation needs; in these orders that comes, however late. Times
+and tensors are not known here.
 
 Source: protocol_spec/training/stages.md; PipeDream-Flush, arXiv 2006.09503.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
-__all__ = ["Operation", "bubble", "forward_only", "most_under_way", "one_forward_one_backward"]
+__all__ = [
+    "Operation",
+    "bubble",
+    "forward_only",
+    "most_under_way",
+    "one_forward_one_backward",
+    "window_of",
+]
 
 
 class Operation(NamedTuple):
@@ -29,47 +37,62 @@ class Operation(NamedTuple):
     number: int
 
 
-def one_forward_one_backward(
-    stage: int, num_stages: int, num_micro_batches: int
-) -> tuple[Operation, ...]:
-    """The operations of a stage in a step that trains, in order.
+def one_forward_one_backward(numbers: Sequence[int], window: int) -> tuple[Operation, ...]:
+    """The operations of a member of a stage in a step that trains, in order.
+
+    Before the backward of micro-batch m it computes forward those that are its own up to m + window - 1. Windows that
+    fall from stage to stage, by the members of each at least, let no member wait for ever.
 
     Args:
-        stage: which one, from 0.
-        num_stages: in the chain.
-        num_micro_batches: of the step, at least 1.
-
-    Raises:
-        ValueError: there is no such stage, or no micro-batch.
+        numbers: of the micro-batches that go through this member, rising.
+        window: of `window_of`.
     """
-    ahead = most_under_way(stage, num_stages, num_micro_batches) - 1
-    operations = [Operation(False, number) for number in range(ahead)]
-    for number in range(num_micro_batches):
-        if ahead + number < num_micro_batches:
-            operations.append(Operation(False, ahead + number))
+    operations: list[Operation] = []
+    ahead = 0
+    for number in numbers:
+        while ahead < len(numbers) and numbers[ahead] < number + window:
+            operations.append(Operation(False, numbers[ahead]))
+            ahead += 1
         operations.append(Operation(True, number))
     return tuple(operations)
 
 
-def forward_only(num_micro_batches: int) -> tuple[Operation, ...]:
-    """The operations of each stage in a step that evaluates, in order."""
-    return tuple(Operation(False, number) for number in range(num_micro_batches))
+def window_of(stage: int, widths: Sequence[int]) -> int:
+    """How many micro-batches in a row may be under way at a stage, over all of its members.
 
-
-def most_under_way(stage: int, num_stages: int, num_micro_batches: int) -> int:
-    """The most micro-batches that a stage has computed forward, and not backward yet, at any time.
-
-    So the hidden states that wait at the stage after it are no more, nor are the gradients that wait at it.
+    Args:
+        stage: which one, from 0.
+        widths: the number of members of each stage.
 
     Raises:
-        ValueError: there is no such stage, or no micro-batch.
+        ValueError: there is no such stage.
     """
-    if not 0 <= stage < num_stages or num_micro_batches < 1:
-        raise ValueError(
-            f"no order for stage {stage} of {num_stages} with {num_micro_batches} micro-batches: "
-            "stages count from 0, and a step has one micro-batch at least"
-        )
-    return min(num_stages - stage, num_micro_batches)
+    if not 0 <= stage < len(widths):
+        raise ValueError(f"no order for stage {stage} of {len(widths)}: stages count from 0")
+    return sum(widths[stage:])
+
+
+def forward_only(numbers: Sequence[int]) -> tuple[Operation, ...]:
+    """The operations of a member in a step that evaluates, in order.
+
+    Args:
+        numbers: of the micro-batches that go through it, rising.
+    """
+    return tuple(Operation(False, number) for number in numbers)
+
+
+def most_under_way(numbers: Sequence[int], window: int) -> int:
+    """The most micro-batches that a member has computed forward, and not backward yet, at any time.
+
+    Args:
+        numbers, window: as for `one_forward_one_backward`.
+    """
+    most = first = 0
+    for last, number in enumerate(numbers):
+        while numbers[first] + window <= number:
+            first += 1
+        most = max(most, last - first + 1)
+    return most
 
 
 def bubble(num_stages: int, num_micro_batches: int) -> float:

@@ -30,6 +30,7 @@ from neurogrid.training.optimizers.gradients import IGNORED_LABEL
 from neurogrid.training.runs.inner_optimizer import make_optimizer, rates_of
 from neurogrid.training.stages.lora import Adapters, is_adapter_tensor, require_targets
 from neurogrid.training.stages.stage_settings import StageSettings
+from neurogrid.training.stages.stage_sums import StageSums
 from neurogrid.training.trainer.models import parse_config
 
 __all__ = ["StageLearner"]
@@ -51,6 +52,7 @@ class StageLearner:
 
     Attributes:
         names: of what learns here, sorted: parameters of the whole model, or PEFT's names of an adapter.
+        sums: what it has in common with other members of its stage.
 
     Raises:
         ConfigurationError: the config is no JSON, there are no layers as an adapter names them, or PEFT is missing.
@@ -102,6 +104,7 @@ class StageLearner:
         self._pieces = {name: self._piece_of(name, first) for name in self.names}
         self._has_tied_gradient = False
         self._values = list(self._parameters.values())
+        self.sums = StageSums(self._parameters, rank=settings.power_sgd, seed=settings.seed)
         self._optimizer = self._new_optimizer()
         self._rate_of = rates_of(inner, settings.total_steps)
 
@@ -281,10 +284,12 @@ class StageLearner:
             for group in self._optimizer.param_groups:
                 group["lr"] = self._rate_of(step)
             self._optimizer.step()
+        self.sums.commit()
         self.drop()
 
     def drop(self) -> None:
         """Clear the gradients, and learn nothing from them."""
+        self.sums.drop()
         for value in self._values:
             value.grad = None
         self._has_tied_gradient = False

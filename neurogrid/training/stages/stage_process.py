@@ -7,12 +7,13 @@ next; one that does not end in time costs the process.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import trio
+from torch import Tensor
 
 from neurogrid.errors import CheckpointError, ConfigurationError, UnsupportedModelError
 from neurogrid.exception_groups import unwrap_errors
@@ -20,6 +21,7 @@ from neurogrid.p2p.wire.messages import Data
 from neurogrid.training.stages.stage_settings import StageSettings
 from neurogrid.training.trainer.child import Child
 from neurogrid.training.trainer.errors import TrainerError
+from neurogrid.training.trainer.shared import make_shared, map_shared, shared_directory
 
 __all__ = ["PlainTensor", "StageProcess", "open_stage_process"]
 
@@ -50,9 +52,9 @@ async def open_stage_process(*, threads: int) -> AsyncIterator[StageProcess]:
     Args:
         threads: of torch; 0 for its own choice.
     """
-    with unwrap_errors():
+    with unwrap_errors(), shared_directory() as directory:
         async with trio.open_nursery() as nursery:
-            process = StageProcess(nursery, threads)
+            process = StageProcess(nursery, threads, directory)
             nursery.start_soon(process.begin)
             try:
                 yield process
@@ -68,14 +70,20 @@ class StageProcess:
         is_tied: whether embedding and head are one, so that the first and the last stage each have a part of its
             gradient.
         memory_bytes: the most that the process has taken.
+        step: how many steps the state has made that it has; None where it has none, or none that is whole.
     """
 
-    def __init__(self, nursery: trio.Nursery, threads: int) -> None:
+    def __init__(self, nursery: trio.Nursery, threads: int, directory: Path) -> None:
         self._child = Child("stage", _PROGRAM, _ERRORS, nursery)
         self._nursery, self._threads = nursery, threads
         self._lock = trio.Lock()
+        self._directory = directory
+        self._layers: object = None
+        self._num_elements = 0
+        self._vectors: tuple[Tensor, Tensor] | None = None
         self.is_tied = False
         self.memory_bytes = 0
+        self.step: int | None = None
 
     async def begin(self) -> None:
         """Start the process, if it does not run."""
@@ -91,17 +99,35 @@ class StageProcess:
         """End the process, if it runs."""
         await self._child.end()
 
+    async def settle(self) -> None:
+        """Wait until the process is at nothing; one that does not come to an end is ended."""
+        with trio.move_on_after(_PATIENCE):
+            async with self._lock:
+                pass
+        if self._lock.locked():
+            await self._child.end()
+        if self._child.pid is None:
+            self.step = self._layers = None
+
+    def is_at(self, settings: StageSettings, step: int) -> bool:
+        """Whether it has these layers, in the state after `step`."""
+        return self._layers is not None and (self._layers, self.step) == (settings, step)
+
     async def open(
         self,
         settings: StageSettings,
         *,
+        step: int,
         weights: Sequence[Path],
         pieces: Mapping[str, Path],
         activations: str,
     ) -> None:
         """Become a stage, in the place of what it was; with a new process where there is none.
 
+        Layers that it has already are kept, and given the state.
+
         Args:
+            step: how many steps the state has made.
             weights: files of safetensors with the tensors that it begins with.
             pieces: of the state that it goes on from, by name; none to begin.
             activations: "F32" or "BF16", of what it gives.
@@ -110,20 +136,75 @@ class StageProcess:
             UnsupportedModelError, CheckpointError, ConfigurationError: there can be no such stage.
             ChildEnded: the process ended.
         """
-        with trio.move_on_after(_PATIENCE):
-            async with self._lock:
-                pass
-        if self._lock.locked():
-            await self._child.end()  # what it was at does not end
+        await self.settle()
         await self.begin()
-        opened = await self._call(
-            "open",
-            settings=settings.text(),
-            weights=[str(path) for path in weights],
-            pieces={name: str(path) for name, path in pieces.items()},
-            activations=activations,
+        files = {name: str(path) for name, path in pieces.items()}
+        has_layers, self.step = self._layers == settings and bool(pieces), None
+        if has_layers:
+            await self._call("load", pieces=files)
+        else:
+            self._layers = self._vectors = None
+            opened = await self._call(
+                "open",
+                settings=settings.text(),
+                weights=[str(path) for path in weights],
+                pieces=files,
+                activations=activations,
+            )
+            self.is_tied, self.memory_bytes = opened["is_tied"], opened["memory"]
+            self._num_elements = opened["num_elements"]
+        self._layers, self.step = settings, step
+
+    async def forget(self) -> None:
+        """Let go of all micro-batches and gradients: the step that was under way did not begin."""
+        await self.settle()
+        await self._call("forget")
+
+    async def average(
+        self,
+        what: str,
+        reduce: Callable[[int, Tensor, Tensor], Awaitable[None]],
+        *,
+        num_members: int,
+        chain: int,
+        turn: int = 0,
+    ) -> bool:
+        """Have gradients, or a part of the weights, in common with the other members of the stage.
+
+        Args:
+            what: "gradients", which are summed up, or "weights", of which the mean is taken.
+            reduce: writes the mean of a vector over all members, float32 [n], into the second one; the first is this
+                member's. The number counts those of this call.
+            num_members: of the stage.
+            chain: the number of the arrangement.
+            turn: which part of the weights.
+
+        Returns:
+            Whether the gradients of this member were finite; else it gave zeros.
+        """
+        own, mean = await self._shared()
+        told = await self._call(
+            "begin_mean", what=what, members=num_members, chain=chain, turn=turn
         )
-        self.is_tied, self.memory_bytes = opened["is_tied"], opened["memory"]
+        is_finite, number = bool(told["is_finite"]), 0
+        while (num := told["num_elements"]) is not None:
+            if num:
+                await reduce(number, own[:num], mean[:num])
+            number += 1
+            told = await self._call("next_mean", num=num)
+        return is_finite
+
+    async def _shared(self) -> tuple[Tensor, Tensor]:
+        """Vectors that the process has in common with this one."""
+        if self._vectors is None:
+            paths = [self._directory / name for name in ("own", "mean")]
+            for path in paths:
+                path.unlink(missing_ok=True)
+                make_shared(path, self._num_elements)
+            own, mean = (map_shared(path, self._num_elements) for path in paths)
+            await self._call("share", own=str(paths[0]), mean=str(paths[1]))
+            self._vectors = own, mean
+        return self._vectors
 
     @property
     def pid(self) -> int | None:
@@ -193,8 +274,13 @@ class StageProcess:
         Args:
             norm: of the gradients of all stages.
         """
-        told = await self._call("apply", step=step, norm=norm, is_applied=is_applied)
-        self.memory_bytes = told["memory"]
+
+        def note(told: dict[str, Any]) -> None:
+            self.memory_bytes, self.step = told["memory"], step + 1
+
+        # Whoever waits for it or not: the state is none of a step's until it is done.
+        self.step = None
+        await self._call("apply", note, step=step, norm=norm, is_applied=is_applied)
 
     async def save(self, directory: Path) -> dict[str, Path]:
         """Write the state, and return its pieces' files by name.
@@ -205,7 +291,13 @@ class StageProcess:
         told = await self._call("save", directory=str(directory))
         return {name: Path(path) for name, path in told["files"].items()}
 
-    async def _call(self, order: str, **arguments: object) -> dict[str, Any]:
+    async def _call(
+        self,
+        order: str,
+        note: Callable[[dict[str, Any]], None] = lambda _: None,
+        **arguments: object,
+    ) -> dict[str, Any]:
+        """The answer to an order, which `note` is told also where nobody waits for it any more."""
         told: list[dict[str, Any]] = []
         failed: list[Exception] = []
         is_done = trio.Event()
@@ -216,6 +308,7 @@ class StageProcess:
                     told.append(
                         await self._child.exchange({"order": order, **arguments}, lambda _: None)
                     )
+                    note(told[0])
             except Exception as exc:  # noqa: BLE001 - raised again where the caller waits
                 failed.append(exc)
             finally:

@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save_file
 from neurogrid.errors import CheckpointError, ConfigurationError
 from neurogrid.training.stages.stage_learner import StageLearner
 from neurogrid.training.stages.stage_settings import StageSettings
+from neurogrid.training.stages.stage_sums import Means
 from neurogrid.training.stages.tensor_frames import DTYPES, as_frame, of_frame
 from neurogrid.training.trainer.errors import TrainerError
 from neurogrid.training.trainer.memory import (
@@ -26,6 +27,7 @@ from neurogrid.training.trainer.memory import (
     memory_of,
 )
 from neurogrid.training.trainer.orders import serve_orders
+from neurogrid.training.trainer.shared import map_shared
 
 __all__ = ["main"]
 
@@ -45,13 +47,21 @@ class _Program:
         # Of tied embeddings, while both ends exchange their parts of the gradient.
         self._own_tied: torch.Tensor | None = None
         self._their_tied: list[torch.Tensor] = []
+        # Of what goes to the other members of the stage, and what comes back.
+        self._means: Means | None = None
+        self._own = self._mean = torch.empty(0)
         self._calls: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
             "open": self._open,
+            "load": self._load,
             "forward": self._forward,
             "backward": self._backward,
             "evaluate": self._evaluate,
             "tied_gradient": self._tied_gradient,
             "add_tied_gradient": self._add_tied_gradient,
+            "share": self._share,
+            "begin_mean": self._begin_mean,
+            "next_mean": self._next_mean,
+            "forget": self._forget,
             "squared_norm": self._squared_norm,
             "apply": self._apply,
             "save": self._save,
@@ -70,6 +80,7 @@ class _Program:
     def _open(self, order: dict[str, Any]) -> dict[str, Any]:
         self._stage = None  # two would take twice the memory
         self._own_tied, self._their_tied = None, []
+        self._means, self._own, self._mean = None, torch.empty(0), torch.empty(0)
         settings = StageSettings.parse(order["settings"])
         self._activations = DTYPES[order["activations"]]
         if settings.threads:
@@ -91,7 +102,54 @@ class _Program:
             ) from exc
         self._stage = learner
         self._memory = memory_of(torch.device(settings.device), settings.memory_limit)
-        return {"is_tied": learner.is_tied, "memory": self._memory.most()}
+        return {
+            "is_tied": learner.is_tied,
+            "memory": self._memory.most(),
+            "num_elements": learner.sums.num_elements,
+        }
+
+    def _load(self, order: dict[str, Any]) -> dict[str, Any]:
+        """Another state of the same layers."""
+        self._learner.load_pieces({name: _read(path) for name, path in order["pieces"].items()})
+        return {}
+
+    def _forget(self, order: dict[str, Any]) -> dict[str, Any]:
+        """The step that was under way did not begin."""
+        self._own_tied, self._their_tied, self._means = None, [], None
+        self._learner.forget_all()
+        return {}
+
+    def _share(self, order: dict[str, Any]) -> dict[str, Any]:
+        """Files for vectors that go out, and for what comes back."""
+        num = self._learner.sums.num_elements
+        self._own = map_shared(Path(order["own"]), num)
+        self._mean = map_shared(Path(order["mean"]), num)
+        return {}
+
+    def _begin_mean(self, order: dict[str, Any]) -> dict[str, Any]:
+        """The first of the vectors that go out, of gradients or of weights."""
+        sums = self._learner.sums
+        if order["what"] == "weights":
+            self._means, is_finite = sums.weights(order["turn"]), True
+        else:
+            if not (is_finite := sums.has_finite_gradients()):
+                self._learner.drop()
+            self._means = sums.gradients(order["members"], order["chain"])
+        return {"num_elements": self._give(next(self._means)), "is_finite": is_finite}
+
+    def _next_mean(self, order: dict[str, Any]) -> dict[str, Any]:
+        """A mean has come: the next vector, or the end."""
+        if self._means is None:
+            raise TrainerError("nothing is to be averaged now")
+        try:
+            return {"num_elements": self._give(self._means.send(self._mean[: order["num"]]))}
+        except StopIteration:
+            self._means = None
+            return {"num_elements": None}
+
+    def _give(self, vector: torch.Tensor) -> int:
+        self._own[: len(vector)] = vector
+        return len(vector)
 
     def carry_out(self, order: dict[str, Any]) -> dict[str, Any]:
         """An order, and its answer."""

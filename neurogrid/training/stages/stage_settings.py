@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from neurogrid.errors import ConfigurationError
 from neurogrid.training.runs.run_file import InnerSection
-from neurogrid.training.runs.run_file.stage_sections import AdapterSection
+from neurogrid.training.runs.run_file.stage_sections import MAX_RANK, AdapterSection
 
 __all__ = ["StageSettings"]
 
@@ -37,6 +37,7 @@ class StageSettings:
         recompute: whether forward passes are computed again in the backward pass, for less memory.
         quantization: JSON of what of the layers comes as codes, as `Quantization.record` gives it; with an adapter
             alone. Empty for nothing.
+        power_sgd: the rank that gradients go to the other members of the stage at; 0 for as they are.
 
     Raises:
         ConfigurationError: a value is out of its range.
@@ -54,6 +55,7 @@ class StageSettings:
     memory_limit: int = 0
     recompute: bool = False
     quantization: str = ""
+    power_sgd: int = 0
 
     def __post_init__(self) -> None:
         fits = 0 < len(self.config) <= _MAX_CONFIG_CHARS
@@ -69,6 +71,7 @@ class StageSettings:
         _check("recompute", self.recompute, type(self.recompute) is bool, "true or false")
         fits = isinstance(self.quantization, str) and len(self.quantization) <= _MAX_CONFIG_CHARS
         fits = fits and bool(self.adapter.r or not self.quantization)
+        _whole("power_sgd", self.power_sgd, 0, MAX_RANK)
         _check("quantization", self.quantization, fits, "JSON of at most 1 MiB, with an adapter")
 
     def text(self) -> str:

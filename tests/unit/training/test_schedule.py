@@ -14,17 +14,18 @@ from neurogrid.training.stages.schedule import (
     forward_only,
     most_under_way,
     one_forward_one_backward,
+    window_of,
 )
 
 chains = st.integers(1, 8)
 batches = st.integers(1, 24)
 
 
-class Stage:
-    """A stage that holds what came, and does the next of its operations once it can."""
+class Member:
+    """A member of a stage that holds what came, and does the next of its operations once it can."""
 
-    def __init__(self, number: int, operations: tuple[Operation, ...]) -> None:
-        self.number = number
+    def __init__(self, stage: int, operations: tuple[Operation, ...]) -> None:
+        self.stage = stage
         self.left = list(operations)
         self.done: list[Operation] = []
         self.here: set[Operation] = set()
@@ -52,6 +53,9 @@ class Stage:
         return operation
 
 
+Routes = list[list[int]]
+
+
 def next_of(operation: Operation, stage: int, num_stages: int) -> tuple[int, Operation]:
     """The stage and its operation that the outcome of this one is for; below 0: nobody's."""
     if operation.is_backward:
@@ -61,64 +65,96 @@ def next_of(operation: Operation, stage: int, num_stages: int) -> tuple[int, Ope
     return stage + 1, operation
 
 
-def drive(stages: list[Stage], num_micro_batches: int, random: Random) -> None:
-    """Let tensors arrive and stages compute in any order, until nothing more can happen."""
-    numbers = list(range(num_micro_batches))
-    on_the_way = [(0, Operation(False, number)) for number in numbers]
+def drive(stages: list[list[Member]], routes: Routes, random: Random) -> None:
+    """Let tensors arrive and members compute in any order, until nothing more can happen.
+
+    Args:
+        routes: of each micro-batch, the member of each stage.
+    """
+    on_the_way = [(0, Operation(False, number)) for number in range(len(routes))]
     while True:
-        ready = [stage for stage in stages if stage.can_run]
+        ready = [member for stage in stages for member in stage if member.can_run]
         if not ready and not on_the_way:
             return
         if on_the_way and (not ready or random.random() < 0.5):
             to, operation = on_the_way.pop(random.randrange(len(on_the_way)))
-            stages[to].arrive(operation)
+            stages[to][routes[operation.number][to]].arrive(operation)
             continue
-        stage = random.choice(ready)
-        operation = stage.run()
-        to, wanted = next_of(operation, stage.number, len(stages))
-        if to >= 0 and wanted in stages[to].left:
+        member = random.choice(ready)
+        operation = member.run()
+        to, wanted = next_of(operation, member.stage, len(stages))
+        if to >= 0 and wanted in stages[to][routes[wanted.number][to]].left:
             on_the_way.append((to, wanted))
 
 
-@given(chains, batches, st.randoms(use_true_random=False))
+@st.composite
+def wide_chains(draw: st.DrawFn) -> tuple[list[int], Routes]:
+    """The number of members of each stage, and any routes through them."""
+    widths = draw(st.lists(st.integers(1, 4), min_size=1, max_size=6))
+    route = st.tuples(*(st.integers(0, width - 1) for width in widths)).map(list)
+    return widths, draw(st.lists(route, min_size=1, max_size=24))
+
+
+@given(wide_chains(), st.randoms(use_true_random=False))
 def test_all_is_done_once_in_order_and_within_memory_whatever_comes_first(
-    num_stages: int, num_micro_batches: int, random: Random
+    chain: tuple[list[int], Routes], random: Random
 ) -> None:
+    """Whatever the routes are: nobody waits for ever."""
+    widths, routes = chain
+
+    def own(stage: int, lane: int) -> list[int]:
+        return [number for number, route in enumerate(routes) if route[stage] == lane]
+
     stages = [
-        Stage(number, one_forward_one_backward(number, num_stages, num_micro_batches))
-        for number in range(num_stages)
+        [
+            Member(stage, one_forward_one_backward(own(stage, lane), window_of(stage, widths)))
+            for lane in range(width)
+        ]
+        for stage, width in enumerate(widths)
     ]
-    drive(stages, num_micro_batches, random)
-    for stage in stages:
-        assert not stage.left
-        for is_backward in (False, True):
-            done = [op.number for op in stage.done if op.is_backward == is_backward]
-            assert done == list(range(num_micro_batches))
-        assert stage.most_held == most_under_way(stage.number, num_stages, num_micro_batches)
-        # What waits at a stage is bounded by what its sender, or it itself, has under way.
-        if stage.number:
-            assert stage.most_early[False] <= most_under_way(
-                stage.number - 1, num_stages, num_micro_batches
-            )
-        assert stage.most_early[True] <= stage.most_held
+    drive(stages, routes, random)
+    for stage, members in enumerate(stages):
+        for lane, member in enumerate(members):
+            assert not member.left
+            for is_backward in (False, True):
+                done = [op.number for op in member.done if op.is_backward == is_backward]
+                assert done == own(stage, lane)
+            assert member.most_held == most_under_way(own(stage, lane), window_of(stage, widths))
+            # What waits at a member is bounded by what its senders, or it itself, have under way.
+            if stage:
+                assert member.most_early[False] <= sum(each.most_held for each in stages[stage - 1])
+            assert member.most_early[True] <= member.most_held
 
 
-@given(chains, batches, st.randoms(use_true_random=False))
-def test_an_evaluation_goes_through(
-    num_stages: int, num_micro_batches: int, random: Random
+@given(chains, batches)
+def test_where_each_stage_is_one_member_it_holds_as_many_as_there_are_stages_to_the_last(
+    num_stages: int, num_micro_batches: int
 ) -> None:
-    stages = [Stage(number, forward_only(num_micro_batches)) for number in range(num_stages)]
-    drive(stages, num_micro_batches, random)
-    for stage in stages:
-        assert not stage.left
-        assert [op.number for op in stage.done] == list(range(num_micro_batches))
+    widths = [1] * num_stages
+    for stage in range(num_stages):
+        held = most_under_way(range(num_micro_batches), window_of(stage, widths))
+        assert held == min(num_stages - stage, num_micro_batches)
+
+
+@given(wide_chains(), st.randoms(use_true_random=False))
+def test_an_evaluation_goes_through(chain: tuple[list[int], Routes], random: Random) -> None:
+    widths, routes = chain
+    stages = [
+        [
+            Member(stage, forward_only([n for n, r in enumerate(routes) if r[stage] == lane]))
+            for lane in range(width)
+        ]
+        for stage, width in enumerate(widths)
+    ]
+    drive(stages, routes, random)
+    assert not any(member.left for members in stages for member in members)
 
 
 def makespan(num_stages: int, num_micro_batches: int, forward: int, backward: int) -> int:
     """When the last operation ends, if tensors take no time."""
     ended: dict[tuple[int, Operation], int] = {}
     left = [
-        list(one_forward_one_backward(number, num_stages, num_micro_batches))
+        list(one_forward_one_backward(range(num_micro_batches), num_stages - number))
         for number in range(num_stages)
     ]
     free = [0] * num_stages
@@ -152,7 +188,7 @@ def test_a_step_takes_no_longer_than_the_stages_and_the_micro_batches(
 
 def test_the_order_of_a_chain_of_three() -> None:
     def order(stage: int) -> str:
-        operations = one_forward_one_backward(stage, 3, 4)
+        operations = one_forward_one_backward(range(4), window_of(stage, (1, 1, 1)))
         return " ".join(f"{'B' if op.is_backward else 'F'}{op.number}" for op in operations)
 
     assert order(0) == "F0 F1 F2 B0 F3 B1 B2 B3"
@@ -160,9 +196,20 @@ def test_the_order_of_a_chain_of_three() -> None:
     assert order(2) == "F0 B0 F1 B1 F2 B2 F3 B3"
 
 
-@pytest.mark.parametrize(
-    ("stage", "num_stages", "num_micro_batches"), [(-1, 2, 1), (2, 2, 1), (0, 1, 0)]
-)
-def test_what_is_no_chain_has_no_order(stage: int, num_stages: int, num_micro_batches: int) -> None:
+def test_the_orders_of_a_wide_stage_behind_a_narrow_one() -> None:
+    """One member of the first stage, two of the second, one of the last: in turn."""
+    widths = (1, 2, 1)
+
+    def order(stage: int, numbers: range) -> str:
+        operations = one_forward_one_backward(numbers, window_of(stage, widths))
+        return " ".join(f"{'B' if op.is_backward else 'F'}{op.number}" for op in operations)
+
+    assert order(0, range(6)) == "F0 F1 F2 F3 B0 F4 B1 F5 B2 B3 B4 B5"
+    assert order(1, range(0, 6, 2)) == "F0 F2 B0 F4 B2 B4"
+    assert order(1, range(1, 6, 2)) == "F1 F3 B1 F5 B3 B5"
+
+
+@pytest.mark.parametrize("stage", [-1, 2])
+def test_what_is_no_stage_has_no_window(stage: int) -> None:
     with pytest.raises(ValueError, match="no order"):
-        one_forward_one_backward(stage, num_stages, num_micro_batches)
+        window_of(stage, (1, 1))

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from neurogrid.errors import RemoteProtocolError
-from neurogrid.training.stages.inbox import StageInbox, sources_of
+from neurogrid.training.stages.inbox import Sources, StageInbox, sources_of, takers_of_tied
 from neurogrid.training.wire.runs import RunMessage, StageTensor
 
 PEERS = ("a", "b", "c", "d")
@@ -36,22 +36,61 @@ def tensor(
 
 
 def inbox_of(index: int, num_stages: int = 4) -> StageInbox:
-    return StageInbox(SESSION, CHAIN, STEP, sources_of(index, PEERS[:num_stages], LEADER))
+    return StageInbox(SESSION, CHAIN, STEP, sources(index, num_stages))
+
+
+def sources(index: int, num_stages: int = 4) -> Sources:
+    """Who may send what to a stage of one member, in a chain of such."""
+    return sources_of([(peer,) for peer in PEERS[:num_stages]], PEERS[index], LEADER)
+
+
+def sent(**kinds: str) -> dict[RunMessage, frozenset[str]]:
+    return {RunMessage[kind]: frozenset(peers.split()) for kind, peers in kinds.items()}
 
 
 def test_each_stage_is_sent_what_its_place_needs() -> None:
-    first, second, last = (sources_of(index, PEERS[:3], LEADER) for index in range(3))
-    assert first == {
-        RunMessage.TOKENS: LEADER,
-        RunMessage.GRADIENT: "b",
-        RunMessage.TIED: "c",
-    }
-    assert second == {RunMessage.HIDDEN: "a", RunMessage.GRADIENT: "c"}
-    assert last == {RunMessage.HIDDEN: "b", RunMessage.LABELS: LEADER, RunMessage.TIED: "a"}
-    assert sources_of(0, PEERS[:1], LEADER) == {
-        RunMessage.TOKENS: LEADER,
-        RunMessage.LABELS: LEADER,
-    }
+    first, second, last = (sources(index, 3) for index in range(3))
+    assert first == sent(TOKENS=LEADER, GRADIENT="b", TIED="c")
+    assert second == sent(HIDDEN="a", GRADIENT="c")
+    assert last == sent(HIDDEN="b", LABELS=LEADER, TIED="a")
+    assert sources(0, 1) == sent(TOKENS=LEADER, LABELS=LEADER)
+
+
+def test_each_member_of_a_stage_is_sent_what_its_place_needs() -> None:
+    stages = (("a", "b", "c"), ("d",), ("e", "f"))
+    assert sources_of(stages, "b", LEADER) == sent(TOKENS=LEADER, GRADIENT="d", TIED="f")
+    assert sources_of(stages, "c", LEADER) == sent(TOKENS=LEADER, GRADIENT="d", TIED="e")
+    assert sources_of(stages, "d", LEADER) == sent(HIDDEN="a b c", GRADIENT="e f")
+    assert sources_of(stages, "f", LEADER) == sent(HIDDEN="d", LABELS=LEADER, TIED="b")
+
+
+@given(st.integers(1, 5), st.integers(1, 5), st.integers(0, 2))
+def test_what_is_tied_goes_to_all_of_the_other_end_once(
+    num_first: int, num_last: int, num_between: int
+) -> None:
+    stages = [
+        [f"first {lane}" for lane in range(num_first)],
+        *([f"between {index}"] for index in range(num_between)),
+        [f"last {lane}" for lane in range(num_last)],
+    ]
+    for own, other in ((stages[0], stages[-1]), (stages[-1], stages[0])):
+        given = [(taker, peer) for peer in own for taker in takers_of_tied(stages, peer)]
+        assert sorted(taker for taker, _ in given) == sorted(other)
+        for taker, peer in given:
+            assert sources_of(stages, taker, LEADER)[RunMessage.TIED] == frozenset({peer})
+
+
+def test_members_of_a_stage_may_send_the_same_micro_batch_and_one_is_taken() -> None:
+    """Which of them is on its route, the step says."""
+    inbox = StageInbox(SESSION, CHAIN, STEP, sources_of((("a", "b"), ("c",)), "c", LEADER))
+    inbox.put("a", tensor(RunMessage.HIDDEN))
+    inbox.put("b", tensor(RunMessage.HIDDEN))
+    with pytest.raises(RemoteProtocolError, match="twice"):
+        inbox.put("b", tensor(RunMessage.HIDDEN))
+    assert inbox.take(RunMessage.HIDDEN, 0, "b") is not None
+    assert inbox.take(RunMessage.HIDDEN, 0, "b") is None
+    inbox.advance()
+    assert len(inbox) == 0
 
 
 @given(
@@ -70,32 +109,32 @@ def test_only_what_is_due_is_kept_and_once(
     index: int, come: list[tuple[RunMessage, int, int, int, str]]
 ) -> None:
     inbox, kept = inbox_of(index), set()
-    sources = sources_of(index, PEERS, LEADER)
+    may = sources(index)
     for code, number, step, chain, sender in come:
         given_tensor = tensor(code, number, step=step, chain=chain)
         is_due = (
             chain == CHAIN
-            and sources.get(code) == sender
+            and sender in may.get(code, ())
             and step in (STEP, STEP + 1)
-            and (code, step, number) not in kept
+            and (code, step, number, sender) not in kept
         )
         if chain < CHAIN or (chain == CHAIN and step < STEP):
             assert not inbox.put(sender, given_tensor)
         elif is_due:
             assert inbox.put(sender, given_tensor)
-            kept.add((code, step, number))
+            kept.add((code, step, number, sender))
         else:
             with pytest.raises(RemoteProtocolError):
                 inbox.put(sender, given_tensor)
         assert len(inbox) == len(kept)
-    for code, step, number in sorted(kept, key=str):
-        taken = inbox.take(code, number)
+    for code, step, number, sender in sorted(kept, key=str):
+        taken = inbox.take(code, number, sender)
         assert (taken is not None) == (step == STEP)
-        assert inbox.take(code, number) is None
+        assert inbox.take(code, number, sender) is None
     inbox.advance()
-    assert len(inbox) == sum(step == STEP + 1 for _, step, _ in kept)
-    for code, step, number in kept:
-        assert (inbox.take(code, number) is not None) == (step == STEP + 1)
+    assert len(inbox) == sum(step == STEP + 1 for _, step, *_ in kept)
+    for code, step, number, sender in kept:
+        assert (inbox.take(code, number, sender) is not None) == (step == STEP + 1)
 
 
 def test_what_is_of_another_run_is_dropped() -> None:

@@ -229,7 +229,8 @@ def test_stages_learn_what_the_whole_model_learns(family: str, cuts: Sequence[in
     weights = chain.weights()
     assert weights.keys() == expected.keys()
     for name, tensor in weights.items():
-        assert torch.allclose(tensor, expected[name], rtol=0, atol=1e-6), name
+        # AdamW divides by gradients, some of which are near zero: last bits of a norm are some thousandths of a step.
+        assert torch.allclose(tensor, expected[name], rtol=0, atol=5e-3 * INNER.lr), name
         assert not torch.equal(tensor, tensors_of(family)[name]), name
 
 

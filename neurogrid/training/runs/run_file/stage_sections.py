@@ -17,13 +17,23 @@ from neurogrid.training.runs.run_file.values import (
     whole,
 )
 
-__all__ = ["MAX_STAGES", "AdapterSection", "LayoutSection"]
+__all__ = ["MAX_RANK", "MAX_STAGES", "AdapterSection", "LayoutSection"]
 
 MAX_STAGES: Final = 64
 """Stages of a chain."""
 
-# Micro-batches of a step, for each stage, where nobody says how many: a fifth of the time is the bubble's then.
-_MICRO_BATCHES_A_STAGE: Final = 4
+MAX_STAGE_MEMBERS: Final = 64
+"""Members of a stage."""
+
+MAX_MICRO_BATCHES: Final = 1024
+"""Micro-batches of a step."""
+
+MAX_RANK: Final = 1024
+"""Of an adapter, and of what gradients are compressed to."""
+
+# Micro-batches of a step, for each member of each stage, where nobody says how many: where stages are one member each,
+# a fifth of the time is the bubble's then.
+_MICRO_BATCHES_A_MEMBER: Final = 4
 # Steps until a state is kept again, of weights; adapters are small, and are kept after each.
 _STEPS_OF_WEIGHTS: Final = 25
 
@@ -34,30 +44,57 @@ class LayoutSection(Section):
 
     Attributes:
         stages: of the chain.
-        micro_batches: that a batch of a chain is cut into; 0 for four a stage, or one a sample where those are fewer.
+        stage_members: most members of a stage, which share its work; more join in while the run goes on.
+        micro_batches: that a batch of a chain is cut into; 0 for four for each member, or one a sample where those are
+            fewer.
         activations: what hidden states and their gradients travel in.
         recompute: whether stages compute forward passes again in the backward pass, for less memory.
         state_every: steps after which the leader keeps the state of all stages; 0 for 1 with an adapter, else 25.
+        gradients: what gradients travel in between the members of a stage.
+        power_sgd: the rank that members of a stage send each other gradients of matrices at; 0 for all of them.
+        weights_every: steps after which members of a stage average a twentieth of their weights; 0 for never.
     """
 
     stages: int = 1
+    stage_members: int = 1
     micro_batches: int = 0
     activations: str = "bfloat16"
     recompute: bool = False
     state_every: int = 0
+    gradients: str = "float32"
+    power_sgd: int = 0
+    weights_every: int = 0
 
     title: ClassVar[str] = "layout"
     keys: ClassVar[Mapping[str, Kind]] = {
         "stages": whole(1, MAX_STAGES),
-        "micro_batches": whole(0, 1024),
+        "stage_members": whole(1, MAX_STAGE_MEMBERS),
+        "micro_batches": whole(0, MAX_MICRO_BATCHES),
         "activations": one_of("bfloat16", "float32"),
         "recompute": BOOLEAN,
         "state_every": whole(0, 10**9),
+        "gradients": one_of("float32", "bfloat16"),
+        "power_sgd": whole(0, MAX_RANK),
+        "weights_every": whole(0, 10**9),
     }
 
-    def num_micro_batches(self, num_samples: int) -> int:
-        """Micro-batches of a batch of so many samples."""
-        wanted = self.micro_batches or _MICRO_BATCHES_A_STAGE * self.stages
+    def _check(self) -> None:
+        if self.power_sgd and self.gradients != "float32":
+            raise self.fault(
+                "power_sgd", "sends what it sends in float32", self.place_of("gradients")
+            )
+        for key in ("power_sgd", "weights_every"):
+            if getattr(self, key) and self.stage_members == 1:
+                raise self.fault(
+                    key,
+                    "is for stages of several members: give stage_members, too",
+                    self.place_of("stage_members"),
+                )
+
+    def num_micro_batches(self, num_samples: int, num_members: int = 0) -> int:
+        """Micro-batches of a batch of so many samples, for a chain of so many members; 0 for one a stage."""
+        wanted = self.micro_batches or _MICRO_BATCHES_A_MEMBER * (num_members or self.stages)
+        wanted = min(wanted, MAX_MICRO_BATCHES)
         return max(1, min(wanted, num_samples))
 
     def steps_between_states(self, *, has_adapter: bool) -> int:
@@ -86,7 +123,7 @@ class AdapterSection(Section):
 
     title: ClassVar[str] = "adapter"
     keys: ClassVar[Mapping[str, Kind]] = {
-        "r": whole(0, 1024),
+        "r": whole(0, MAX_RANK),
         "alpha": number("above 0 and at most 10^6", lambda value: 0 < value <= 1e6),
         "targets": array(
             text("the name of a linear layer", is_needed=True),
