@@ -12,21 +12,23 @@ from typing import Any
 import torch
 
 from neurogrid.cli.commands.worker import main
-from neurogrid.training.members.chain_part import _Stage
+from neurogrid.training.members.chain_stage import ChainStage
 from neurogrid.training.stages.stage_process import PlainTensor
 from neurogrid.training.stages.tensor_frames import as_frame
 from neurogrid.training.wire.runs import RunMessage
 
 # Tensors that are as they should be: those of some steps.
 _NUM_RIGHT = 40
-_give = _Stage._give
+_give = ChainStage._give
 _calls = count()
 
 
 def odd(kind: str) -> Any:
     """What takes the place of sending a tensor."""
 
-    def give(stage: _Stage, index: int, code: RunMessage, number: int, tensor: PlainTensor) -> None:
+    def give(
+        stage: ChainStage, peer_id: str, code: RunMessage, number: int, tensor: PlainTensor
+    ) -> None:
         is_odd = code in (RunMessage.HIDDEN, RunMessage.GRADIENT) and next(_calls) == _NUM_RIGHT
         if is_odd and kind == "shape":
             rows, *rest = tensor.shape
@@ -38,16 +40,16 @@ def odd(kind: str) -> Any:
         elif is_odd and kind == "number":
             number += 500
         elif is_odd and kind == "twice":
-            _give(stage, index, code, number, tensor)
+            _give(stage, peer_id, code, number, tensor)
         elif is_odd and kind == "neighbour":
             # What the stage before this one would send, or the one after it.
             is_hidden = code is RunMessage.HIDDEN
             code = RunMessage.GRADIENT if is_hidden else RunMessage.HIDDEN
-        _give(stage, index, code, number, tensor)
+        _give(stage, peer_id, code, number, tensor)
 
     return give
 
 
 if __name__ == "__main__":
-    _Stage._give = odd(sys.argv.pop(1))  # type: ignore[method-assign]
+    ChainStage._give = odd(sys.argv.pop(1))  # type: ignore[method-assign]
     sys.exit(main())

@@ -19,11 +19,13 @@ _call = StageProcess._call
 _calls = count()
 
 
-async def call(process: StageProcess, order: str, **arguments: object) -> dict[str, Any]:
+async def call(
+    process: StageProcess, order: str, *note: Any, **arguments: object
+) -> dict[str, Any]:
     """What it is asked for, and then slowly."""
     if next(_calls) > _QUICK_OPERATIONS:
         await trio.sleep(0.1)
-    return await _call(process, order, **arguments)
+    return await _call(process, order, *note, **arguments)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,8 @@
 Which samples a step has, and when the run is over, is the matter of `runs.machine`, in which the whole chain is one
 member. A step is decided as soon as its gradients are known: what a chain does after a state and a batch is the same
 whenever it is done. So what was lost with a stage is computed again from the state that is kept here, by any cut. More
-than 600 lines, since a step and an arrangement are told of and broken off by the same messages.
+than 600 lines, since all that a step is told of, and what breaks it off, is one sequence over the same state. Who is in
+which stage is the matter of `arranging`.
 
 Source: protocol_spec/training/stages.md.
 """
@@ -13,19 +14,19 @@ Source: protocol_spec/training/stages.md.
 from __future__ import annotations
 
 import hashlib
-import logging
+import itertools
 import math
 import struct
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import torch
 import trio
 from torch import Tensor
 
-from neurogrid.errors import ConfigurationError, NeuroGridError, NoRouteError, TransportError
+from neurogrid.errors import NeuroGridError, TransportError
 from neurogrid.exception_groups import unwrap_errors
 from neurogrid.node.roles import Table, authorise
 from neurogrid.p2p.exchange.exchange import Exchange
@@ -35,20 +36,21 @@ from neurogrid.p2p.transfer import Transfers
 from neurogrid.p2p.trust import WORKER
 from neurogrid.p2p.wire import MessageType, TensorMessage
 from neurogrid.training.data.manifest import Manifest
+from neurogrid.training.leading.chains.arranging import Arranger
+from neurogrid.training.leading.chains.chain import Chain, ChainBroken
 from neurogrid.training.leading.chains.keeper import ChainKeeper
 from neurogrid.training.leading.chains.members import ChainMembers, ChainWorker
 from neurogrid.training.leading.chains.state import ChainState
 from neurogrid.training.leading.chains.weights import ChainWeights
 from neurogrid.training.leading.data import LeaderSlices
 from neurogrid.training.leading.facts import RunFacts
-from neurogrid.training.leading.hiring import HEARTBEAT
 from neurogrid.training.leading.look import LeaderLook, StageLook
 from neurogrid.training.leading.settings import LeaderProgress
 from neurogrid.training.runs.machine import Outcome, RunMachine
 from neurogrid.training.runs.state import Occupant, Phase
-from neurogrid.training.stages.chain_estimate import rooms_of
-from neurogrid.training.stages.cutting import StageSizes, cut_layers
+from neurogrid.training.stages.cutting import StageSizes
 from neurogrid.training.stages.pace import PaceWatch
+from neurogrid.training.stages.routing import lanes_of, routes
 from neurogrid.training.trainer import FileRange
 from neurogrid.training.trainer.batches import Batch, BatchReader
 from neurogrid.training.wire.runs import (
@@ -56,7 +58,6 @@ from neurogrid.training.wire.runs import (
     Apply,
     RunMessage,
     SampleRange,
-    StageOrder,
     StageTensor,
     Step,
     StepDone,
@@ -64,8 +65,6 @@ from neurogrid.training.wire.runs import (
 )
 
 __all__ = ["CHAIN_LEADER_TAKES", "ChainLeader"]
-
-logger = logging.getLogger(__name__)
 
 _WORKERS: Final = frozenset({WORKER})
 
@@ -80,45 +79,14 @@ CHAIN_LEADER_TAKES: Final[Table] = {
 }
 """The roles that the leader of a chain takes each message from."""
 
-_RETRY: Final = 1.0
-_GOODBYE: Final = 5.0
 _SLICE_TIMEOUT: Final = 120.0
-# Seconds for weights to come and processes to start.
-_LOADING: Final = 900.0
 # A step may take so many times what the longest has taken, and so many seconds at least.
 _LONGEST_STEPS: Final = 10.0
 _STEP_SECONDS: Final = 120.0
-# Seconds for which a stage that was lost is waited for, before fewer stages go on.
-_UNTIL_FEWER: Final = 30.0
-# Times that a member may fail before it is not asked again, and steps in a row that may come to nothing.
-_MAX_FAILURES: Final = 5
+# How much the last step counts in what a micro-batch takes a member.
+_LATEST: Final = 0.3
+# Steps in a row that may come to nothing.
 _MAX_NOT_FINITE: Final = 5
-_NO_MEMORY: Final = "no memory left"
-
-
-class _ChainBroken(NeuroGridError):
-    """A stage of the chain is lost, or has failed; the text says which and why."""
-
-
-@dataclass
-class _Chain:
-    """An arrangement of stages.
-
-    Attributes:
-        number: of it, greater than any before.
-        peers: in order.
-        step: that is under way; -1 before the first.
-        done, applied: what stages have told, by step and peer.
-        paces: of each, by peer.
-    """
-
-    number: int
-    peers: tuple[str, ...]
-    bounds: tuple[int, ...]
-    step: int = -1
-    done: dict[tuple[int, str], StepDone] = field(default_factory=dict)
-    applied: dict[tuple[int, str], Applied] = field(default_factory=dict)
-    paces: dict[str, PaceWatch] = field(default_factory=dict)
 
 
 class ChainLeader:
@@ -159,15 +127,20 @@ class ChainLeader:
         wait: float,
     ) -> None:
         self._host, self._exchange, self._transfers = host, exchange, transfers
-        self._facts, self._machine, self._weights = facts, machine, weights
+        self._facts, self._machine = facts, machine
         self._state, self._keeper = state, keeper
         self._slices, self._manifest, self._reader = slices, manifest, reader
-        self._sizes, self._progress, self._patience = sizes, progress, wait
+        self._progress = progress
         self._members = ChainMembers(
-            host, exchange, facts, progress, total_steps=machine.rules.total_steps
+            host,
+            exchange,
+            facts,
+            progress,
+            total_steps=machine.rules.total_steps,
+            on_no_memory=self._take_smaller,
         )
-        self._chain: _Chain | None = None
-        self._last: _Chain | None = None
+        self._arranger = Arranger(self._members, facts, weights, state, sizes, progress, wait=wait)
+        self._chain: Chain | None = None
         # Of the steps after the state that is kept: they may have to be made again.
         self._since: dict[int, tuple[SampleRange, ...]] = {}
         self._longest_step = 0.0
@@ -196,23 +169,24 @@ class ChainLeader:
         )
 
     def _stage_looks(self) -> list[StageLook]:
-        chain = self._chain or self._last
+        chain = self._chain or self._arranger.last
         if chain is None:
             return []
         looks = []
-        for index, peer_id in enumerate(chain.peers):
-            worker = self._members.get(peer_id)
-            told = worker.stage
-            is_current = told is not None and told.chain == chain.number
-            looks.append(
-                StageLook(
-                    peer_id,
-                    chain.bounds[index],
-                    chain.bounds[index + 1],
-                    report=told if is_current else None,
-                    waited=worker.waited,
+        for index, stage in enumerate(chain.stages):
+            for peer_id in stage:
+                worker = self._members.get(peer_id)
+                told = worker.stage
+                is_current = told is not None and told.chain == chain.number
+                looks.append(
+                    StageLook(
+                        peer_id,
+                        chain.bounds[index],
+                        chain.bounds[index + 1],
+                        report=told if is_current else None,
+                        waited=worker.waited,
+                    )
                 )
-            )
         return looks
 
     def _waits(self) -> str:
@@ -266,89 +240,162 @@ class ChainLeader:
     async def _go_on(self) -> None:
         """Arrange stages, and have them make steps until one of them is lost."""
         try:
-            self._chain = await self._arrange()
-            await self._train(self._chain)
-        except _ChainBroken as exc:
-            step = self._machine.state.round
-            self._progress.warn(
-                f"{exc}. The stages are arranged anew; step {step} goes on from the state after step {self._state.step}"
-            )
+            self._chain = await self._arranger.arrange()
+            while not self._is_over:
+                self._chain = await self._train(self._chain)
+        except ChainBroken as exc:
+            self._progress.warn(f"{exc}. The stages are arranged anew")
         finally:
-            self._last, self._chain = self._chain or self._last, None
+            self._chain = None
 
-    async def _train(self, chain: _Chain) -> None:
+    async def _train(self, chain: Chain) -> Chain:
+        """Have a chain make steps until the run is over, or members join in; the chain that goes on.
+
+        Raises:
+            ChainBroken: a member of it is lost, or has failed.
+        """
         state = self._machine.state
-        for step in range(self._state.step, state.round):
-            await self._make_step(chain, step, is_new=False)
-        while state.phase is not Phase.ENDED:
-            (work, *_) = self._machine.works(state.occupied()[0].number)
-            self._since[state.round] = work.ranges
-            await self._make_step(chain, state.round, is_new=True)
+        for step in itertools.count(chain.begun):
+            if step >= state.round:
+                if state.phase is Phase.ENDED:
+                    break
+                (work, *_) = self._machine.works(state.occupied()[0].number)
+                self._since[state.round] = work.ranges
+            await self._arranger.prepare(chain)
+            joined = await self._make_step(chain, step, is_new=step == state.round)
+            if joined:
+                providers = self._providers(chain, joined)
+                pieces = {
+                    name: blob_id
+                    for peer in providers
+                    for name, blob_id in self._applied_pieces(chain, step, peer).items()
+                }
+                names = ", ".join(map(self._members.called, joined))
+                self._progress.say(f"after step {step + 1} there joins in {names}")
+                return await self._arranger.hand_over(chain, list(joined), pieces, providers)
+        return chain
 
     # A step
 
-    async def _make_step(self, chain: _Chain, step: int, *, is_new: bool) -> None:
+    async def _make_step(self, chain: Chain, step: int, *, is_new: bool) -> dict[str, int]:
+        """Have a step made; who joins in after it, and in which stage."""
         began = trio.current_time()
         batch = await self._read(self._since[step])
         await self._compute(chain, step, batch, is_evaluation=False)
+        self._check_digests(chain, step)
         done = [chain.done[step, peer] for peer in chain.peers]
-        norm = math.sqrt(math.fsum(each.squared_norm for each in done))
+        norm = math.sqrt(math.fsum(chain.done[step, p].squared_norm for p in chain.firsts))
         faults = [each.not_finite for each in done if each.not_finite]
         if is_new:
             self._decide(step, done, norm, faults)
-            self._keeper.told[step + 1] = _figures(chain, done, norm)
+            self._keeper.told[step + 1] = _figures(chain, step, norm)
         is_last = self._machine.state.phase is Phase.ENDED and step + 1 == self._machine.state.round
         run = self._facts.run_file
         every = run.layout.steps_between_states(has_adapter=run.adapter.r > 0)
         is_due = (step + 1) % every == 0 or (step + 1) % run.checkpoints.every == 0
         keeps = is_last or is_due
-        apply = Apply(
-            run=self._facts.run_id,
-            chain=chain.number,
-            step=step,
-            norm=0.0 if faults else norm,
-            is_applied=not faults,
-            keeps=keeps,
-        )
-        await self._tell_all(chain, RunMessage.APPLY, apply.encode())
+        joined = {} if is_last else self._arranger.ready_joiners()
+        await self._tell_apply(chain, step, 0.0 if faults else norm, not faults, keeps, joined)
         if keeps:
             await self._keep(chain, step)
+        if joined:
+            providers = self._providers(chain, joined)
+            await self._members.wait(chain, lambda: chain.all_applied(step, providers))
         self._longest_step = max(self._longest_step, trio.current_time() - began)
         if is_new or step + 1 in self._keeper.told:
             await self._note_step(chain, step, is_last=is_last)
         if not is_last:
-            self._watch_paces(chain, done)
+            self._watch_paces(chain, step)
+        return joined
 
-    def _watch_paces(self, chain: _Chain, done: Sequence[StepDone]) -> None:
+    async def _tell_apply(
+        self,
+        chain: Chain,
+        step: int,
+        norm: float,
+        is_applied: bool,
+        keeps: bool,
+        joined: Mapping[str, int],
+    ) -> None:
+        """Tell all what becomes of a step. From here on each of them has the state after it."""
+        chain.is_decided = True
+        broken: ChainBroken | None = None
+        offering = chain.peers if keeps else self._providers(chain, joined)
+        for peer_id in chain.peers:
+            apply = Apply(
+                run=self._facts.run_id,
+                chain=chain.number,
+                step=step,
+                norm=norm,
+                is_applied=is_applied,
+                keeps=peer_id in offering,
+            )
+            try:
+                await self._tell(peer_id, RunMessage.APPLY, apply.encode())
+            except ChainBroken as exc:
+                broken = exc  # the others go on from the state after the step
+        if broken is not None:
+            raise broken
+
+    def _providers(self, chain: Chain, joined: Mapping[str, int]) -> tuple[str, ...]:
+        """The members whose state those need who join in: of the last stage, what is tied is the first one's."""
+        wanted = set(joined.values())
+        if len(chain.stages) - 1 in wanted:
+            wanted.add(0)
+        return tuple(chain.stages[index][0] for index in sorted(wanted))
+
+    def _check_digests(self, chain: Chain, step: int) -> None:
+        """Raises ChainBroken where members of a stage do not have the same gradients: of them nothing is applied."""
+        for stage in chain.stages:
+            first = chain.done[step, stage[0]].digest
+            others = [peer for peer in stage if chain.done[step, peer].digest != first]
+            for peer_id in others:
+                self._members.get(peer_id).num_failures += 1
+            if others:
+                raise ChainBroken(
+                    f"{', '.join(map(self._members.called, others))} came to other gradients than "
+                    f"{self._members.called(stage[0])} in step {step + 1}"
+                )
+
+    def _watch_paces(self, chain: Chain, step: int) -> None:
         """Arrange the stages anew where one has become slow, and another member could take its place.
 
+        In a stage of several members a slow one is given less.
+
         Raises:
-            _ChainBroken: so it is.
+            ChainBroken: so it is.
         """
         spare = [
             peer
             for peer in self._members.usable()
             if peer not in chain.peers and not self._members.get(peer).is_slow
         ]
-        for peer_id, told in zip(chain.peers, done, strict=True):
-            slow = chain.paces.setdefault(peer_id, PaceWatch()).told(told.seconds)
+        for index, stage in enumerate(chain.stages):
+            if len(stage) > 1:
+                continue
+            (peer_id,) = stage
+            seconds = chain.done[step, peer_id].seconds
+            slow = chain.paces.setdefault(index, PaceWatch()).told(seconds)
             if slow is not None and spare:
                 self._members.get(peer_id).is_slow = True
                 (now, usual), called = slow, self._members.called(peer_id)
-                raise _ChainBroken(
+                raise ChainBroken(
                     f"{called} has become slow: it takes {now:.2f} s for a step, and took {usual:.2f}"
                 )
 
-    async def _compute(
-        self, chain: _Chain, step: int, batch: Batch, *, is_evaluation: bool
-    ) -> None:
+    async def _compute(self, chain: Chain, step: int, batch: Batch, *, is_evaluation: bool) -> None:
         """Send a batch through the chain, and wait until all stages have told."""
-        run = self._facts.run_file
-        wanted = self._num_micro_batches or run.layout.num_micro_batches(batch.num_samples)
+        wanted = self._wanted_micro_batches(batch.num_samples, len(chain.peers))
         pieces = list(batch.pieces(-(-batch.num_samples // wanted)))
-        chain.step = step
+        chain.step, chain.is_decided = step, False
         for peer in chain.peers:
             chain.done.pop((step, peer), None)
+        paces = [[self._members.get(peer).pace for peer in stage] for stage in chain.stages]
+        route = routes(len(pieces), paces) if chain.widths else b""
+        lanes = [lanes_of(route, number, len(chain.stages)) for number in range(len(pieces))]
+        chain.counts = Counter(
+            chain.stages[index][lane] for each in lanes for index, lane in enumerate(each)
+        )
         told = Step(
             run=self._facts.run_id,
             chain=chain.number,
@@ -356,33 +403,54 @@ class ChainLeader:
             micro_batches=len(pieces),
             labels=batch.num_labels,
             is_evaluation=is_evaluation,
+            routes=route,
         )
         seconds = max(_STEP_SECONDS, _LONGEST_STEPS * self._longest_step)
         try:
             with trio.fail_after(seconds), unwrap_errors():
                 async with trio.open_nursery() as nursery:
-                    await self._tell_all(chain, RunMessage.STEP, told.encode())
-                    first, last = chain.peers[0], chain.peers[-1]
-                    for code, peer, part in (
-                        (RunMessage.TOKENS, first, 0),
-                        (RunMessage.LABELS, last, 1),
-                    ):
-                        tensors = [each[part] for each in pieces]
-                        nursery.start_soon(self._send_tensors, chain, code, peer, step, tensors)
-                    await self._wait(
-                        chain, lambda: all((step, peer) in chain.done for peer in chain.peers)
-                    )
+                    for peer in chain.peers:
+                        await self._tell(peer, RunMessage.STEP, told.encode())
+                    for code, end, part in ((RunMessage.TOKENS, 0, 0), (RunMessage.LABELS, -1, 1)):
+                        for lane, peer in enumerate(chain.stages[end]):
+                            tensors = [
+                                (number, each[part])
+                                for number, each in enumerate(pieces)
+                                if lanes[number][end] == lane
+                            ]
+                            nursery.start_soon(self._send_tensors, chain, code, peer, step, tensors)
+                    await self._members.wait(chain, lambda: chain.all_done(step))
         except trio.TooSlowError:
             late = [p for p in chain.peers if (step, p) not in chain.done]
             names = ", ".join(map(self._members.called, late))
-            raise _ChainBroken(
+            raise ChainBroken(
                 f"step {step + 1} has taken {seconds:.0f} s: {names} did not end it"
             ) from None
+        if not is_evaluation:
+            self._note_paces(chain, step)
+
+    def _note_paces(self, chain: Chain, step: int) -> None:
+        """What a micro-batch has taken each member, for the routes of the next step."""
+        for peer_id in chain.peers:
+            told, worker = chain.done[step, peer_id], self._members.get(peer_id)
+            if (num := chain.counts.get(peer_id, 0)) and told.seconds > 0:
+                now = told.seconds / num
+                before = worker.pace
+                worker.pace = now if before is None else before + _LATEST * (now - before)
+
+    def _wanted_micro_batches(self, num_samples: int, num_members: int) -> int:
+        layout = self._facts.run_file.layout
+        return self._num_micro_batches or layout.num_micro_batches(num_samples, num_members)
 
     async def _send_tensors(
-        self, chain: _Chain, code: RunMessage, peer_id: str, step: int, tensors: Sequence[Tensor]
+        self,
+        chain: Chain,
+        code: RunMessage,
+        peer_id: str,
+        step: int,
+        tensors: Sequence[tuple[int, Tensor]],
     ) -> None:
-        for number, tensor in enumerate(tensors):
+        for number, tensor in tensors:
             data = tensor.to(torch.int32).contiguous().numpy().tobytes()
             message = StageTensor(
                 code, self._session, chain.number, step, number, "I32", tuple(tensor.shape), data
@@ -390,7 +458,7 @@ class ChainLeader:
             try:
                 await self._exchange.send(peer_id, message)
             except TransportError as exc:
-                raise _ChainBroken(
+                raise ChainBroken(
                     f"{self._members.called(peer_id)} cannot be reached: {exc}"
                 ) from exc
 
@@ -428,26 +496,41 @@ class ChainLeader:
         self._keeper.figures.decided(state)
         self._keeper.write(self._machine.drain())
 
-    async def _keep(self, chain: _Chain, step: int) -> None:
-        await self._wait(chain, lambda: all((step, peer) in chain.applied for peer in chain.peers))
+    async def _keep(self, chain: Chain, step: int) -> None:
+        await self._members.wait(chain, lambda: chain.all_applied(step, chain.peers))
         pieces = {
             name: (peer, blob_id)
-            for peer in chain.peers
-            for name, blob_id in zip(
-                chain.applied[step, peer].names, chain.applied[step, peer].blobs, strict=True
-            )
+            for peer in chain.firsts
+            for name, blob_id in self._applied_pieces(chain, step, peer).items()
         }
         try:
             with unwrap_errors():
                 await self._state.keep(step + 1, pieces, self._transfers)
         except TransportError as exc:
-            raise _ChainBroken(f"the state after step {step + 1} cannot be fetched: {exc}") from exc
+            raise ChainBroken(f"the state after step {step + 1} cannot be fetched: {exc}") from exc
         self._since = {s: ranges for s, ranges in self._since.items() if s > step}
-        chain.applied = {k: v for k, v in chain.applied.items() if k[0] > step}
+        self._compare_weights(chain, step)
 
-    async def _note_step(self, chain: _Chain, step: int, *, is_last: bool) -> None:
+    def _applied_pieces(self, chain: Chain, step: int, peer_id: str) -> dict[str, bytes]:
+        told = chain.applied[step, peer_id]
+        return dict(zip(told.names, told.blobs, strict=True))
+
+    def _compare_weights(self, chain: Chain, step: int) -> None:
+        """Say once of each member that its state is not that of the others of its stage."""
+        for stage in chain.stages:
+            first = self._applied_pieces(chain, step, stage[0])
+            for peer_id in stage[1:]:
+                worker = self._members.get(peer_id)
+                if self._applied_pieces(chain, step, peer_id) != first and not worker.is_apart:
+                    worker.is_apart = True
+                    self._progress.warn(
+                        f"{self._members.called(peer_id)} has other weights than {self._members.called(stage[0])} "
+                        f"after step {step + 1}, as processors may that are not alike: [layout] weights_every keeps "
+                        "them together"
+                    )
+
+    async def _note_step(self, chain: Chain, step: int, *, is_last: bool) -> None:
         """Figures of a step, evaluation and checkpoint."""
-        chain.done = {k: v for k, v in chain.done.items() if k[0] > step}
         run, round_ = self._facts.run_file, step + 1
         is_evaluated = run.eval.every and self._manifest.held_out
         if is_evaluated and (is_last or round_ % run.eval.every == 0):
@@ -455,10 +538,11 @@ class ChainLeader:
             if loss is not None:
                 self._keeper.told[round_]["eval_loss"] = round(loss, 6)
         await self._keeper.note(round_)
+        chain.forget_before(step - 1)
         if is_last or round_ % run.checkpoints.every == 0:
             await self._keeper.write_checkpoint(self._state, self._machine.state)
 
-    async def _evaluate(self, chain: _Chain, step: int, *, is_last: bool) -> float | None:
+    async def _evaluate(self, chain: Chain, step: int, *, is_last: bool) -> float | None:
         """The mean loss of the held-out samples; None where they are not to be had."""
         left, total, labels = self._facts.run_file.eval.samples, 0.0, 0
         at_once = self._machine.rules.batch_samples
@@ -470,11 +554,10 @@ class ChainLeader:
                     part = FileRange(path, start, min(start + at_once, count))
                     batch = await trio.to_thread.run_sync(self._reader.read, [part])
                     await self._compute(chain, step, batch, is_evaluation=True)
-                    loss = chain.done[step, chain.peers[-1]].loss
-                    total += math.nan if loss is None else loss
+                    total += _loss_of(chain, step)
                     labels += batch.num_labels
                 left -= count
-        except _ChainBroken:
+        except ChainBroken:
             if not is_last:
                 raise
             # Its state is kept; nobody is to begin anew for a figure.
@@ -489,150 +572,11 @@ class ChainLeader:
             files.append(FileRange(path, each.start, each.stop))
         return await trio.to_thread.run_sync(self._reader.read, files)
 
-    # The chain
-
-    async def _arrange(self) -> _Chain:
-        """Wait for members, tell each its stage, and wait until all are ready.
-
-        Raises:
-            NoRouteError: there were too few for too long.
-            _ChainBroken: one of them failed meanwhile.
-        """
-        peers, bounds = await self._choose()
-        # Also greater than those of a leader before this one.
-        number = max(time.time_ns() // 1000, self._last.number + 1 if self._last else 0)
-        chain = _Chain(number, peers, bounds)
-        self._progress.say(
-            "stages: "
-            + ", ".join(
-                f"{self._members.called(peer)} has layers {start} to {stop - 1}"
-                for peer, start, stop in zip(peers, bounds, bounds[1:], strict=False)
-            )
-        )
-        orders = [self._order(chain, index) for index in range(len(peers))]
-        until = trio.current_time() + _LOADING
-        while True:
-            for peer, order in zip(peers, orders, strict=True):
-                if not self._has_heard(chain, peer):
-                    await self._members.tell(peer, RunMessage.STAGE, order.encode())
-            with trio.move_on_after(HEARTBEAT) as scope:
-                await self._wait(chain, lambda: all(self._is_ready(chain, p) for p in peers))
-            if not scope.cancelled_caught:
-                return chain
-            if trio.current_time() > until:
-                late = [self._members.called(p) for p in peers if not self._is_ready(chain, p)]
-                raise _ChainBroken(f"{', '.join(late)} did not load its layers in {_LOADING:g} s")
-
-    def _order(self, chain: _Chain, index: int) -> StageOrder:
-        num_layers = self._weights.num_layers
-        start, stop = chain.bounds[index], chain.bounds[index + 1]
-        pieces = self._weights.pieces(chain.bounds, index)
-        wanted = [f"layer.{layer_id}" for layer_id in range(start, stop)]
-        # Of tied embeddings the last stage has what the first one has.
-        wanted += ["first"] if start == 0 or stop == num_layers else []
-        wanted += ["last"] if stop == num_layers else []
-        pieces |= {name: self._state.blobs[name] for name in wanted if name in self._state.blobs}
-        return StageOrder(
-            run=self._facts.run_id,
-            chain=chain.number,
-            step=self._state.step,
-            index=index,
-            peers=chain.peers,
-            addresses=tuple(map(self._members.address_of, chain.peers)),
-            bounds=chain.bounds,
-            names=tuple(pieces),
-            blobs=tuple(pieces.values()),
-            quantization=self._weights.quantization,
-        )
-
-    async def _choose(self) -> tuple[tuple[str, ...], tuple[int, ...]]:
-        """Who is which stage: whoever was stays in its place, and where the cut can stay, it does."""
-        began, said = trio.current_time(), ""
-        wanted = self._facts.run_file.layout.stages
-        while True:
-            usable = self._members.usable()
-            waited = trio.current_time() - began
-            num_stages = wanted
-            if self._last is not None and waited > min(_UNTIL_FEWER, self._patience) and usable:
-                num_stages = min(wanted, len(usable))
-            if len(usable) >= num_stages:
-                before = self._last.peers if self._last is not None else ()
-                quick = [peer for peer in usable if not self._members.get(peer).is_slow]
-                peers = _placed(before, usable[: max(num_stages, len(quick))], num_stages)
-                largest = sorted(usable, key=lambda p: self._members.get(p).memory or math.inf)
-                for chosen in (peers, tuple(largest[-num_stages:])):
-                    try:
-                        return chosen, self._cut(chosen)
-                    except ConfigurationError as exc:
-                        text = str(exc)
-            else:
-                text = f"waiting for members: {len(usable)} of {wanted} are here"
-            if text != said:
-                self._progress.say(text)
-                said = text
-            if waited >= self._patience:
-                here = "; ".join(self._members.refusals())
-                others = f". These are here and take no part: {here}" if here else ""
-                raise NoRouteError(
-                    f"{text}, after {self._patience:g} s: have more join with the run's ticket, or lower [layout] "
-                    f"stages. --resume goes on with it, and --wait waits longer{others}"
-                )
-            with trio.move_on_after(HEARTBEAT):
-                await self._members.changed.wait()
-
-    def _cut(self, peers: Sequence[str]) -> tuple[int, ...]:
-        last = self._last
-        rooms = rooms_of([self._members.get(peer).memory for peer in peers])
-        if last is not None and len(last.peers) == len(peers):
-            needed = [
-                self._sizes.needed(a, b) for a, b in zip(last.bounds, last.bounds[1:], strict=False)
-            ]
-            if all(not room or need <= room for need, room in zip(needed, rooms, strict=True)):
-                return last.bounds
-        return cut_layers(self._sizes, rooms)
-
-    def _has_heard(self, chain: _Chain, peer_id: str) -> bool:
-        stage = self._members.get(peer_id).stage
-        return stage is not None and stage.chain == chain.number
-
-    def _is_ready(self, chain: _Chain, peer_id: str) -> bool:
-        stage = self._members.get(peer_id).stage
-        return stage is not None and stage.chain == chain.number and stage.state != "loading"
-
-    async def _wait(self, chain: _Chain, is_so: Callable[[], bool]) -> None:
-        """Wait until something is so.
-
-        Raises:
-            _ChainBroken: a stage is lost meanwhile, or has failed.
-        """
-        while True:
-            self._check(chain)
-            if is_so():
-                return
-            changed = self._members.changed.next
-            with trio.move_on_after(HEARTBEAT):
-                await changed.wait()
-
-    def _check(self, chain: _Chain) -> None:
-        for peer_id in chain.peers:
-            worker = self._members.get(peer_id)
-            if not self._host.is_connected(peer_id):
-                raise _ChainBroken(f"{self._members.called(peer_id)} is lost")
-            if self._members.is_silent(worker):
-                raise _ChainBroken(f"{self._members.called(peer_id)} says nothing any more")
-            if not worker.is_started:
-                raise _ChainBroken(f"{self._members.called(peer_id)} takes part no more")
-            stage = worker.stage
-            if stage is not None and stage.chain == chain.number and stage.state == "failed":
-                worker.num_failures += 1
-                if _NO_MEMORY in stage.reason:
-                    self._take_smaller(worker)
-                raise _ChainBroken(f"{self._members.called(peer_id)} has failed: {stage.reason}")
-
     def _take_smaller(self, worker: ChainWorker) -> None:
-        """Have a batch cut into twice as many micro-batches, if it can be."""
+        """The memory of a member is full: have a batch cut into twice as many micro-batches, if it can be."""
         samples = self._machine.rules.batch_samples
-        now = self._num_micro_batches or self._facts.run_file.layout.num_micro_batches(samples)
+        chain = self._chain or self._arranger.last
+        now = self._wanted_micro_batches(samples, len(chain.peers) if chain is not None else 0)
         if now < samples:
             worker.num_failures -= 1
             self._num_micro_batches = min(2 * now, samples)
@@ -640,12 +584,11 @@ class ChainLeader:
                 f"a batch goes in {self._num_micro_batches} micro-batches from here on"
             )
 
-    async def _tell_all(self, chain: _Chain, code: RunMessage, data: bytes) -> None:
+    async def _tell(self, peer_id: str, code: RunMessage, data: bytes) -> None:
         try:
-            for peer_id in chain.peers:
-                await self._exchange.send(peer_id, TensorMessage(code, data=data))
+            await self._exchange.send(peer_id, TensorMessage(code, data=data))
         except TransportError as exc:
-            raise _ChainBroken(f"{self._members.called(peer_id)} cannot be reached: {exc}") from exc
+            raise ChainBroken(f"{self._members.called(peer_id)} cannot be reached: {exc}") from exc
 
     # What members tell
 
@@ -663,7 +606,7 @@ class ChainLeader:
         if (chain := self._chain_of(applied, peer_id)) is not None:
             chain.applied[applied.step, peer_id] = applied
 
-    def _chain_of(self, told: StepDone | Applied, peer_id: str) -> _Chain | None:
+    def _chain_of(self, told: StepDone | Applied, peer_id: str) -> Chain | None:
         """The chain that a stage tells of; None where it tells of another, or of another step."""
         chain = self._chain
         if chain is None or (told.run, told.chain) != (self._facts.run_id, chain.number):
@@ -680,23 +623,23 @@ class ChainLeader:
         self._keeper.write(self._machine.drain())
 
 
-def _figures(chain: _Chain, done: Sequence[StepDone], norm: float) -> dict[str, float]:
+def _figures(chain: Chain, step: int, norm: float) -> dict[str, float]:
     """What stages tell of a step, as figures."""
+    done = [chain.done[step, peer] for peer in chain.peers]
     total = math.fsum(each.seconds + each.waited for each in done)
     waited = math.fsum(each.waited for each in done)
     figures: dict[str, float] = {
         "gradient_norm": round(norm, 6),
-        "stages": len(chain.peers),
+        "stages": len(chain.stages),
         "waited": round(waited / total, 4) if total else 0.0,
     }
-    loss = done[-1].loss
-    return figures if loss is None else figures | {"loss": round(loss, 6)}
+    if chain.widths:
+        figures["members"] = len(chain.peers)
+    loss = _loss_of(chain, step)
+    return figures | {"loss": round(loss, 6)} if math.isfinite(loss) else figures
 
 
-def _placed(before: Sequence[str], usable: Sequence[str], num_stages: int) -> tuple[str, ...]:
-    """Peers for the stages: those that were one stay in their places, and others take those that are free."""
-    kept: Mapping[int, str] = {
-        index: peer for index, peer in enumerate(before[:num_stages]) if peer in usable
-    }
-    free = [peer for peer in usable if peer not in kept.values()]
-    return tuple(kept[index] if index in kept else free.pop(0) for index in range(num_stages))
+def _loss_of(chain: Chain, step: int) -> float:
+    """The loss of all members of the last stage together; NaN where it is not finite."""
+    losses = [chain.done[step, peer].loss for peer in chain.stages[-1] if chain.counts.get(peer, 0)]
+    return math.fsum(math.nan if loss is None else loss for loss in losses)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -15,6 +16,7 @@ from neurogrid.p2p.hosts.host import Host
 from neurogrid.p2p.streams.message_forms import sender_of
 from neurogrid.p2p.wire import Hello, TensorMessage
 from neurogrid.renewed_event import RenewedEvent
+from neurogrid.training.leading.chains.chain import Chain, ChainBroken
 from neurogrid.training.leading.facts import RunFacts
 from neurogrid.training.leading.hiring import HEARTBEAT, Hiring, LackingError
 from neurogrid.training.leading.look import PeerLook
@@ -30,6 +32,7 @@ _RETRY: Final = 1.0
 _GOODBYE: Final = 5.0
 # Times that a member may fail before it is not asked again.
 _MAX_FAILURES: Final = 5
+_NO_MEMORY: Final = "no memory left"
 
 
 @dataclass
@@ -44,6 +47,8 @@ class ChainWorker:
         heard_at: when it said something last.
         num_failures: so often it could not do what it was told.
         is_slow: it has become slow as a stage: others come first.
+        pace: seconds that a micro-batch takes it; None while that is not known.
+        is_apart: it was said that its weights are not those of its stage.
         waited: the share of its last step in which it waited for others; None while it is not known.
         refusal: why it takes no part, for people; empty where nothing is known.
     """
@@ -58,6 +63,8 @@ class ChainWorker:
     num_failures: int = 0
     is_slow: bool = False
     waited: float | None = None
+    pace: float | None = None
+    is_apart: bool = False
     refusal: str = ""
     versions: dict[str, str] = field(default_factory=dict)
 
@@ -71,6 +78,7 @@ class ChainMembers:
         facts: what members are told.
         progress: is told what people may want to see.
         total_steps: of the schedule.
+        on_no_memory: is called with a worker whose memory was full in a step.
 
     Attributes:
         changed: is set whenever one has said something, came, or was lost.
@@ -84,7 +92,9 @@ class ChainMembers:
         progress: LeaderProgress,
         *,
         total_steps: int,
+        on_no_memory: Callable[[ChainWorker], None],
     ) -> None:
+        self._on_no_memory = on_no_memory
         self._host, self._facts, self._progress = host, facts, progress
         self._total_steps = total_steps
         self._hiring = Hiring(exchange, facts.run_id)
@@ -149,6 +159,68 @@ class ChainMembers:
         """Where it can be dialled; empty where nobody can."""
         report = self.get(peer_id).report
         return report.group_addresses[0] if report is not None and report.group_addresses else ""
+
+    # How they stand in a chain
+
+    def has_heard(self, peer_id: str, chain: int) -> bool:
+        """Whether it knows of an arrangement."""
+        return self._told(peer_id, chain) is not None
+
+    def is_ready(self, peer_id: str, chain: int) -> bool:
+        """Whether it has its layers and their state."""
+        told = self._told(peer_id, chain)
+        return told is not None and told.state != "loading"
+
+    def holds(self, peer_id: str, chain: int, step: int) -> bool:
+        """Whether it can go on from the state after `step`."""
+        told = self._told(peer_id, chain)
+        return told is not None and told.holds and told.step == step
+
+    def is_out(self, peer_id: str, chain: int) -> bool:
+        """Whether it is not here any more, or has failed."""
+        told = self._told(peer_id, chain)
+        is_here = self._is_usable(peer_id, self.get(peer_id))
+        return not is_here or told is None or told.state == "failed"
+
+    def note_failed(self, peer_id: str, chain: int) -> str:
+        """Count it where it has failed in an arrangement; why, else nothing."""
+        worker, told = self.get(peer_id), self._told(peer_id, chain)
+        if told is None or told.state != "failed":
+            return ""
+        worker.num_failures += 1
+        if _NO_MEMORY in told.reason:
+            self._on_no_memory(worker)
+        return told.reason
+
+    async def wait(self, chain: Chain, is_so: Callable[[], bool]) -> None:
+        """Wait until something is so.
+
+        Raises:
+            ChainBroken: a member of the chain is lost meanwhile, or has failed.
+        """
+        while True:
+            for peer_id in chain.peers:
+                self._check(chain, peer_id)
+            if is_so():
+                return
+            changed = self.changed.next
+            with trio.move_on_after(HEARTBEAT):
+                await changed.wait()
+
+    def _check(self, chain: Chain, peer_id: str) -> None:
+        worker, called = self.get(peer_id), self.called(peer_id)
+        if not self._host.is_connected(peer_id):
+            raise ChainBroken(f"{called} is lost")
+        if self.is_silent(worker):
+            raise ChainBroken(f"{called} says nothing any more")
+        if not worker.is_started:
+            raise ChainBroken(f"{called} takes part no more")
+        if reason := self.note_failed(peer_id, chain.number):
+            raise ChainBroken(f"{called} has failed: {reason}")
+
+    def _told(self, peer_id: str, chain: int) -> StageReport | None:
+        stage = self.get(peer_id).stage
+        return stage if stage is not None and stage.chain == chain else None
 
     def is_silent(self, worker: ChainWorker) -> bool:
         """Whether it has said nothing for the grace of the run."""

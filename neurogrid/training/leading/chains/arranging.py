@@ -1,0 +1,388 @@
+"""Arrangements of a chain: who is in which stage, with which layers, from which state; and members that join in.
+
+    members -> stages and a cut -> orders -> all are ready
+
+Whoever holds the state goes on at once. Where a stage has nobody left who does, all go on from the state that the
+leader keeps. A member more loads the layers of a stage while the others go on, and is given the state between two
+steps.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Final
+
+import trio
+
+from neurogrid.errors import ConfigurationError, NoRouteError
+from neurogrid.training.leading.chains.chain import Chain, ChainBroken, Pieces
+from neurogrid.training.leading.chains.members import ChainMembers
+from neurogrid.training.leading.chains.state import ChainState
+from neurogrid.training.leading.chains.weights import ChainWeights
+from neurogrid.training.leading.facts import RunFacts
+from neurogrid.training.leading.hiring import HEARTBEAT
+from neurogrid.training.leading.settings import LeaderProgress
+from neurogrid.training.stages.chain_estimate import rooms_of
+from neurogrid.training.stages.cutting import StageSizes, cut_layers
+from neurogrid.training.stages.placement import fill, place
+from neurogrid.training.wire.runs import RunMessage, StageOrder
+
+__all__ = ["Arranger"]
+
+logger = logging.getLogger(__name__)
+
+Stages = tuple[tuple[str, ...], ...]
+
+# Seconds for weights to come and processes to start.
+_LOADING: Final = 900.0
+# Seconds for which a stage that was lost is waited for, before fewer stages go on.
+_UNTIL_FEWER: Final = 30.0
+# Seconds after the last one that came, before the first arrangement: several are started at about the same time.
+_UNTIL_ALL: Final = 2.0
+# Seconds in which members do what they were told before one was lost.
+_SETTLING: Final = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Joiner:
+    """A member that loads the layers of a stage while the others go on.
+
+    Attributes:
+        stage: which one.
+        order: that it was told.
+        until: it has to be ready, by the clock.
+    """
+
+    stage: int
+    order: StageOrder
+    until: float
+
+    @property
+    def number(self) -> int:
+        """Of the arrangement that it was told of."""
+        return self.order.chain
+
+
+class Arranger:
+    """Makes the arrangements of a run.
+
+    Args:
+        members: that there are.
+        facts: of the run.
+        weights: what stages begin with.
+        state: what the leader keeps of them.
+        sizes: what stages take.
+        progress: is told what people may want to see.
+        wait: seconds that members are waited for.
+
+    Attributes:
+        last: the arrangement that there is, or was before; None for none.
+    """
+
+    def __init__(
+        self,
+        members: ChainMembers,
+        facts: RunFacts,
+        weights: ChainWeights,
+        state: ChainState,
+        sizes: StageSizes,
+        progress: LeaderProgress,
+        *,
+        wait: float,
+    ) -> None:
+        self._members, self._facts, self._weights, self._state = members, facts, weights, state
+        self._sizes, self._progress, self._patience = sizes, progress, wait
+        self._layout = facts.run_file.layout
+        self._joiners: dict[str, _Joiner] = {}
+        self._number = 0
+        self._has_begun = False
+        self.last: Chain | None = None
+
+    async def arrange(self) -> Chain:
+        """Tell members which stage they are in, and wait until all are ready.
+
+        Raises:
+            NoRouteError: there were too few for too long.
+            ChainBroken: one of them failed meanwhile.
+        """
+        self._joiners.clear()
+        if (held := await self._held()) is not None:
+            return await self._begin(held)
+        stages, bounds = await self._choose()
+        return await self._begin(
+            Chain(self._draw_number(), stages, bounds, self._state.step, pieces=self._state.blobs)
+        )
+
+    async def hand_over(
+        self, chain: Chain, joined: Sequence[str], pieces: Pieces, providers: Sequence[str]
+    ) -> Chain:
+        """The next arrangement, with members that have loaded their layers.
+
+        Args:
+            chain: that there is, between two steps.
+            joined: those of `ready_joiners`.
+            pieces: of the state of their stages.
+            providers: members that have them.
+        """
+        stages = tuple(
+            (*stage, *(peer for peer in joined if self._joiners[peer].stage == index))
+            for index, stage in enumerate(chain.stages)
+        )
+        for peer in joined:
+            del self._joiners[peer]
+        return await self._begin(
+            Chain(
+                self._draw_number(),
+                stages,
+                chain.bounds,
+                chain.state_step,
+                holders=frozenset(chain.peers),
+                pieces=pieces,
+                providers=tuple(providers),
+            )
+        )
+
+    def _draw_number(self) -> int:
+        # Also greater than those of a leader before this one.
+        self._number = max(time.time_ns() // 1000, self._number + 1)
+        return self._number
+
+    async def _begin(self, chain: Chain) -> Chain:
+        """Tell all their orders, and wait until they are ready."""
+        made = self.last.state_step if self.last is not None else 0
+        if chain.begun < made:
+            self._progress.say(
+                f"the stages go on from the state after step {chain.begun}: what came after it is computed again"
+            )
+        self._progress.say("stages: " + ", ".join(self._words(chain)))
+        self.last = chain
+        orders = {peer: self._order(chain, peer) for peer in chain.peers}
+        until = trio.current_time() + _LOADING
+        while True:
+            for peer, order in orders.items():
+                if not self._members.has_heard(peer, chain.number):
+                    await self._members.tell(peer, RunMessage.STAGE, order.encode())
+            with trio.move_on_after(HEARTBEAT) as scope:
+                await self._members.wait(
+                    chain, lambda: all(self._members.is_ready(p, chain.number) for p in orders)
+                )
+            if not scope.cancelled_caught:
+                self._has_begun = True
+                return chain
+            if trio.current_time() > until:
+                late = [p for p in orders if not self._members.is_ready(p, chain.number)]
+                names = ", ".join(map(self._members.called, late))
+                raise ChainBroken(f"{names} did not load its layers in {_LOADING:g} s")
+
+    def _words(self, chain: Chain) -> list[str]:
+        words = []
+        for index, stage in enumerate(chain.stages):
+            names = " and ".join(map(self._members.called, stage))
+            have = "has" if len(stage) == 1 else "have"
+            start, stop = chain.bounds[index], chain.bounds[index + 1]
+            words.append(f"{names} {have} layers {start} to {stop - 1}")
+        return words
+
+    def _order(self, chain: Chain, peer_id: str, *, is_preparation: bool = False) -> StageOrder:
+        index = next(i for i, stage in enumerate(chain.stages) if peer_id in stage)
+        start, stop = chain.bounds[index], chain.bounds[index + 1]
+        pieces = self._weights.pieces(chain.bounds, index)
+        num_layers = self._weights.num_layers
+        wanted = [f"layer.{layer_id}" for layer_id in range(start, stop)]
+        # Of tied embeddings the last stage has what the first one has.
+        wanted += ["first"] if start == 0 or stop == num_layers else []
+        wanted += ["last"] if stop == num_layers else []
+        if peer_id not in chain.holders:
+            pieces |= {name: chain.pieces[name] for name in wanted if name in chain.pieces}
+        return StageOrder(
+            run=self._facts.run_id,
+            chain=chain.number,
+            step=chain.begun,
+            index=chain.peers.index(peer_id),
+            peers=chain.peers,
+            addresses=tuple(map(self._members.address_of, chain.peers)),
+            bounds=chain.bounds,
+            names=tuple(pieces),
+            blobs=tuple(pieces.values()),
+            providers=chain.providers,
+            quantization=self._weights.quantization,
+            widths=chain.widths,
+            is_preparation=is_preparation,
+        )
+
+    # Those that hold the state
+
+    async def _held(self) -> Chain | None:
+        """The stages of before, of those alone that hold its state; None where a stage has nobody who does."""
+        last = self.last
+        if last is None:
+            return None
+        step = last.state_step
+
+        def holders() -> Stages:
+            usable = {p for p in self._members.usable() if not self._members.get(p).is_slow}
+            return tuple(
+                tuple(p for p in stage if p in usable and self._members.holds(p, last.number, step))
+                for stage in last.stages
+            )
+
+        def is_settled() -> bool:
+            there = {peer for stage in holders() for peer in stage}
+            return all(
+                peer in there or self._members.is_out(peer, last.number) for peer in last.peers
+            )
+
+        with trio.move_on_after(_SETTLING):
+            while not is_settled():
+                changed = self._members.changed.next
+                with trio.move_on_after(HEARTBEAT):
+                    await changed.wait()
+        stages = holders()
+        if not all(stages):
+            return None
+        here = frozenset(peer for stage in stages for peer in stage)
+        return Chain(self._draw_number(), stages, last.bounds, step, holders=here)
+
+    # Those that are here
+
+    async def _choose(self) -> tuple[Stages, tuple[int, ...]]:
+        """Who is in which stage: whoever was stays in its place, and where the cut can stay, it does."""
+        began, said = trio.current_time(), ""
+        wanted = self._layout.stages
+        while True:
+            usable = self._members.usable()
+            waited = trio.current_time() - began
+            num_stages = wanted
+            if self._has_begun and waited > min(_UNTIL_FEWER, self._patience) and usable:
+                num_stages = min(wanted, len(usable))
+            if len(usable) >= num_stages:
+                await self._wait_for_more(num_stages)
+                usable = self._members.usable()
+            if len(usable) >= num_stages:
+                try:
+                    return self._fitting(usable, num_stages)
+                except ConfigurationError as exc:
+                    text = str(exc)
+            else:
+                text = f"waiting for members: {len(usable)} of {wanted} are here"
+            if text != said:
+                self._progress.say(text)
+                said = text
+            if waited >= self._patience:
+                here = "; ".join(self._members.refusals())
+                others = f". These are here and take no part: {here}" if here else ""
+                raise NoRouteError(
+                    f"{text}, after {self._patience:g} s: have more join with the run's ticket, or lower [layout] "
+                    f"stages. --resume goes on with it, and --wait waits longer{others}"
+                )
+            with trio.move_on_after(HEARTBEAT):
+                await self._members.changed.wait()
+
+    async def _wait_for_more(self, num_stages: int) -> None:
+        """Before the first arrangement of stages of several members: more may come at the same time."""
+        if self._has_begun or self._layout.stage_members == 1:
+            return
+        most, here = num_stages * self._layout.stage_members, -1
+        while here < len(self._members.usable()) < most:
+            here = len(self._members.usable())
+            await trio.sleep(_UNTIL_ALL)
+
+    def _fitting(self, usable: Sequence[str], num_stages: int) -> tuple[Stages, tuple[int, ...]]:
+        """Stages and a cut that fit their members.
+
+        Raises:
+            ConfigurationError: there are none.
+        """
+        before = self.last.stages if self.last is not None else ()
+        quick = [peer for peer in usable if not self._members.get(peer).is_slow]
+        largest = sorted(usable, key=lambda peer: self._members.get(peer).memory or math.inf)
+        chosen = place(before, usable[: max(num_stages, len(quick))], num_stages)
+        try:
+            bounds = self._cut(chosen)
+        except ConfigurationError:
+            chosen = tuple((peer,) for peer in largest[-num_stages:])
+            bounds = self._cut(chosen)
+        return self._filled(chosen, bounds, quick), bounds
+
+    def _filled(self, stages: Stages, bounds: Sequence[int], peers: Sequence[str]) -> Stages:
+        """The same with those who are free, as far as the run file and their memory let them."""
+        needed = [self._sizes.needed(start, stop) for start, stop in pairwise(bounds)]
+
+        def fits(peer_id: str, index: int) -> bool:
+            (room,) = rooms_of([self._members.get(peer_id).memory])
+            return not room or needed[index] <= room
+
+        return fill(stages, peers, self._layout.stage_members, fits, needed)
+
+    def _cut(self, stages: Stages) -> tuple[int, ...]:
+        last = self.last
+        rooms = [
+            min(filter(None, rooms_of([self._members.get(p).memory for p in stage])), default=0)
+            for stage in stages
+        ]
+        if last is not None and len(last.stages) == len(stages):
+            needed = [self._sizes.needed(a, b) for a, b in pairwise(last.bounds)]
+            if all(not room or need <= room for need, room in zip(needed, rooms, strict=True)):
+                return last.bounds
+        return cut_layers(self._sizes, rooms)
+
+    # Those that join in
+
+    async def prepare(self, chain: Chain) -> None:
+        """Have members that are here, and in no stage, load the layers of one that may have more."""
+        if self._layout.stage_members == 1:
+            return
+        await self._look_after_joiners()
+        free = [
+            peer
+            for peer in self._members.usable()
+            if peer not in chain.peers
+            and peer not in self._joiners
+            and not self._members.get(peer).is_slow
+        ]
+        if not free:
+            return
+        stages = tuple(
+            (*stage, *(peer for peer, joiner in self._joiners.items() if joiner.stage == index))
+            for index, stage in enumerate(chain.stages)
+        )
+        for index, stage in enumerate(self._filled(stages, chain.bounds, free)):
+            for peer in stage:
+                if peer in free:
+                    await self._prepare(chain, peer, index)
+
+    async def _prepare(self, chain: Chain, peer_id: str, index: int) -> None:
+        stages = tuple(
+            (*stage, peer_id) if i == index else stage for i, stage in enumerate(chain.stages)
+        )
+        # The state comes when it joins in: whatever there is now will be another one then.
+        prepared = Chain(self._draw_number(), stages, chain.bounds, 0)
+        order = self._order(prepared, peer_id, is_preparation=True)
+        self._joiners[peer_id] = _Joiner(index, order, trio.current_time() + _LOADING)
+        await self._members.tell(peer_id, RunMessage.STAGE, order.encode())
+
+    def ready_joiners(self) -> dict[str, int]:
+        """Members that have loaded their layers, and the stage of each."""
+        return {
+            peer: joiner.stage
+            for peer, joiner in self._joiners.items()
+            if self._members.is_ready(peer, joiner.number)
+            and not self._members.is_out(peer, joiner.number)
+        }
+
+    async def _look_after_joiners(self) -> None:
+        """Drop those that are lost or have failed; what one has not heard of is told again."""
+        for peer_id, joiner in list(self._joiners.items()):
+            reason = self._members.note_failed(peer_id, joiner.number)
+            is_here = peer_id in self._members.usable()
+            if reason or not is_here or trio.current_time() > joiner.until:
+                called = self._members.called(peer_id)
+                logger.info("%s does not join in: %s", called, reason or "it is not here")
+                del self._joiners[peer_id]
+            elif not self._members.has_heard(peer_id, joiner.number):
+                await self._members.tell(peer_id, RunMessage.STAGE, joiner.order.encode())

@@ -1,0 +1,99 @@
+"""Runs whose stages have several members: equal to one process, whoever joins in or is killed meanwhile."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from tests.e2e.training.run_processes import RunProcesses, open_run, used_samples
+from tests.e2e.training.test_chains import CHAIN, NUM_STEPS, check_equal
+from tests.ports import free_port
+
+# AdamW divides by gradients that are near zero, and gradients of several members are added up in another order.
+WIDE = CHAIN.replace("lr = 3e-3", 'lr = 0.3\noptimizer = "sgd"').replace(
+    "stages = 2", "stages = 2\nstage_members = 2\nmicro_batches = 8"
+)
+
+
+NODE0 = """
+stages = 3
+stage_members = 3
+micro_batches = 8
+power_sgd = 4
+weights_every = 2
+"""
+
+
+def last_stages(run: RunProcesses) -> list[list[str]]:
+    """The members of each stage, by the leader's last words."""
+    line = [line for line in run.log.splitlines() if line.startswith("stages: ")][-1]
+    return [
+        re.split(" has layers | have layers ", stage)[0].split(" and ")
+        for stage in line.removeprefix("stages: ").split(", ")
+    ]
+
+
+def test_stages_of_two_members_are_one_process(tmp_path: Path) -> None:
+    with open_run(tmp_path, free_port(), WIDE) as run:
+        run.lead()
+        for name in ("one", "two", "three", "four"):
+            run.join(name)
+        run.end()
+        check_equal(run)
+        assert run.figures()[-1]["members"] == 4
+        assert run.figures()[-1]["stages"] == 2
+        assert [len(stage) for stage in last_stages(run)] == [2, 2]
+
+
+def test_members_that_come_late_join_in_and_one_that_is_killed_is_done_without(
+    tmp_path: Path,
+) -> None:
+    text = WIDE.replace("state_every = 4", "state_every = 1000")
+    with open_run(tmp_path, free_port(), text) as run:
+        run.lead()
+        run.join("one")
+        run.join("two")
+        run.wait_round(2)
+        run.join("three")
+        run.join("four")
+        run.wait(lambda: has_members(run, 4), "nobody joined in")
+        run.kill("one")
+        run.wait(lambda: has_members(run, 3), "nobody went on")
+        run.join("one")
+        run.end()
+        check_equal(run)
+        assert "The stages are arranged anew" in run.log
+        # Its stage had another member that has the state: nothing was computed again.
+        assert "is computed again" not in run.log
+
+
+def has_members(run: RunProcesses, num: int) -> bool:
+    return any(line.get("members") == num for line in run.figures()[-1:])
+
+
+def test_two_heads_three_bodies_and_two_tails(tmp_path: Path) -> None:
+    """Node0's chain: members are killed and come late, gradients go at a low rank, weights are averaged."""
+    text = WIDE.replace("stages = 2\nstage_members = 2\nmicro_batches = 8", NODE0).replace(
+        f"steps = {NUM_STEPS}", "steps = 40"
+    )
+    with open_run(tmp_path, free_port(), text) as run:
+        run.lead()
+        for name in ("one", "two", "three", "four", "five"):
+            run.join(name)
+        run.wait_round(3)
+        run.join("six")
+        run.join("seven")
+        run.wait(lambda: has_members(run, 7), "not all have joined in")
+        at = run.rounds()
+        assert sorted(len(stage) for stage in last_stages(run)) == [2, 2, 3]
+        for stage in range(3):
+            run.wait_round(at + 3 * (stage + 1))
+            run.kill(last_stages(run)[stage][0])
+        run.end()
+        figures = run.figures()
+        assert [line["round"] for line in figures] == list(range(1, 41))
+        assert figures[-1]["members"] == 4
+        assert figures[-1]["loss"] < 0.7 * figures[0]["loss"]
+        assert set(used_samples(run.run).values()) == {1}
+        assert "other gradients" not in run.log
+        assert "other weights" not in run.log
