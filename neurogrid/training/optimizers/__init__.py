@@ -1,13 +1,13 @@
 """What a member makes of gradients and of what a group agreed on: tensors in, tensors out.
 
-Nothing here knows a socket, a clock or a peer. Where a mean over members is wanted, the caller is asked for it.
+Nothing here knows a socket, a clock or a peer. What is added up over members comes from the caller.
 
     vectors     flat vectors, and spans of them
     rounding    a sum with a factor that has the same bits on every machine
     outer       DiLoCo's outer step, and plain averaging of weights
     streaming   the same in fragments, while the members go on computing
     distro      DisTrO: the few greatest frequencies of the momentum, and a signed step
-    power_sgd   PowerSGD: gradients of matrices at a low rank
+    power_sgd   PowerSGD: gradients of matrices at a low rank, in two sums
     gradients   loss by label tokens, and clipping over stages
     schedules   learning rates over a run
 """
@@ -19,7 +19,7 @@ from neurogrid.training.optimizers.gradients import (
     token_weighted_loss,
 )
 from neurogrid.training.optimizers.outer import OuterOptimizer
-from neurogrid.training.optimizers.power_sgd import Average, PowerSgd, drive
+from neurogrid.training.optimizers.power_sgd import PowerSgd
 from neurogrid.training.optimizers.rounding import add_scaled_
 from neurogrid.training.optimizers.schedules import SCHEDULES, schedule_of
 from neurogrid.training.optimizers.streaming import (
@@ -30,7 +30,6 @@ from neurogrid.training.optimizers.streaming import (
 from neurogrid.training.optimizers.vectors import Spans
 
 __all__ = [
-    "Average",
     "ChunkedDct",
     "Coefficients",
     "Distro",
@@ -43,7 +42,6 @@ __all__ = [
     "StreamingSchedule",
     "add_scaled_",
     "clipping_factor",
-    "drive",
     "schedule_of",
     "square_of_norm",
     "token_weighted_loss",

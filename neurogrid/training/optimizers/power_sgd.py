@@ -1,14 +1,22 @@
-"""PowerSGD: gradients of matrices at a low rank, in two averages, with error feedback.
+"""PowerSGD: gradients of matrices at a low rank, in two small reductions in the place of a large one.
 
-M = gradient + error. P = M Q is averaged and made orthonormal; Q = M^T P is averaged, together with all that is not
-compressed; the mean gradient is P Q^T. What a member's own P and Q do not show of M is its error, which the next round
-has in it. Q is the start of the next round. (Vogels et al., "PowerSGD: Practical low-rank gradient compression for
-distributed optimization", 2019.)
+M = gradient + error, of each member. P = M Q is added up over the members and made orthonormal; then Q = M^T P is added
+up, together with all that is not compressed. What all members apply is P Q^T, and the next step begins with this Q.
+(Vogels et al., "PowerSGD: Practical low-rank gradient compression for distributed optimization", 2019.)
 
-Shared by all members: Q, which a newcomer fetches. A member's own: the error, taken over at the commit alone.
+All of it is linear: of sums it makes the sum, of means the mean. Here it is called the sum.
 
-The mean is computed by each member from the same P and Q, by products and QR of its own libraries: the same bits on
-machines that are alike, and within rounding on others. Members of several kinds compare digests of their weights.
+What a member's own P and Q do not show of its M is its error, which the next step has in it. By its own Q, and not by
+the sum's: either way the errors of all add up to what was not applied, and what a member that leaves takes along is
+only what nobody was told. Errors are kept at the commit alone; a step that is dropped, or tried again with other
+members, has lost nothing.
+
+Each member makes P orthonormal, and P Q^T, by its own libraries, from sums that have the same bits at all. On machines
+that are alike so has the outcome. On others it is equal up to ties in rounding, since both are computed in float64 and
+rounded; and a direction of P that would be made of rounding alone, which could be any other one elsewhere, is left
+out. So replicas on unlike machines may differ by last bits, step by step: nothing here brings them together again.
+Whoever needs that averages the weights, too, a random partition at a time, or compares digests of them. To send P Q^T
+would be as long as what is compressed here.
 
     r  rank      [m, n]  a matrix: the first dimension, and all others
 """
@@ -16,32 +24,25 @@ machines that are alike, and within rounding on others. Members of several kinds
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import torch
 from torch import Tensor
 
 from neurogrid.training.optimizers.vectors import check_finite, check_vector, load_vectors
 
-__all__ = ["Average", "PowerSgd", "drive"]
+__all__ = ["PowerSgd"]
 
-# Elements of the first Q, at most. Only their directions count.
-FIRST_Q = 1 << 20
+FIRST_Q: Final = 1 << 20
+"""Elements of the first Q, at most. Only their directions count."""
 
-# A flat float32 vector of this member in, the mean over all members out.
-Average = Callable[[Tensor], Tensor]
+LEAST_DIRECTION: Final = 2.0**-30
+"""Of its length, what a column of P has to have beside those before it: of float32 noise is 2^-25, of float64 2^-53."""
 
-
-def drive(exchange: Generator[Tensor, Tensor, list[Tensor]], average: Average) -> list[Tensor]:
-    """Runs an exchange to its end, with `average` for each vector that it wants the mean of."""
-    vector = next(exchange)
-    while True:
-        try:
-            vector = exchange.send(average(vector))
-        except StopIteration as end:
-            result: list[Tensor] = end.value
-            return result
+MAX_PRODUCT: Final = 1 << 22
+"""Elements of P Q^T in float64 at once: 32 MiB."""
 
 
 @dataclass(frozen=True)
@@ -55,14 +56,24 @@ class _Matrix:
 
 
 class PowerSgd:
-    """Averages gradients of fixed shapes at a low rank.
+    """One member's side of a sum of gradients at a low rank, for gradients of fixed shapes.
+
+    A step is `first`, a sum over all members, `second`, another sum, `finish`, and `commit`; each of the three may be
+    called again, with another sum, until then. Where nothing is compressed, the first vector is empty, and needs no
+    sum. `exchange` is the three as one.
+
+    Holds the compressed gradients twice between `first` and `commit`, else once.
 
     Args:
         shapes: of the gradients.
-        rank: at most; a matrix has no greater one than its smaller side, and with that its mean is exact.
+        rank: of what is compressed: tensors of two dimensions or more, whose rank is below their smaller side, where
+            1 - r (m + n) / (m n) is at least `least_saving`. All others go as they are, and their sum is exact.
         seed: of the first Q, the same with all members.
-        least_saving: a tensor with two dimensions or more is compressed where 1 - r (m + n) / (m n) is at least this.
-            Minus infinity compresses all.
+        least_saving: minus infinity compresses all that it can.
+        device: where the gradients are. Vectors that are summed are on the CPU.
+
+    Attributes:
+        first_elements, second_elements: of the two vectors that are summed, float32.
 
     Raises:
         ValueError: the rank is not at least 1.
@@ -71,115 +82,178 @@ class PowerSgd:
     def __init__(
         self,
         shapes: Sequence[Sequence[int]],
-        *,
         rank: int,
+        *,
         seed: int = 0,
         least_saving: float = 0.5,
+        device: torch.device | str = "cpu",
     ) -> None:
         if rank < 1:
             raise ValueError(f"the rank must be at least 1, not {rank}")
         self._shapes = [tuple(shape) for shape in shapes]
+        self._device = torch.device(device)
         self._matrices = []
         for number, shape in enumerate(self._shapes):
             if len(shape) < 2 or 0 in shape:
                 continue
             rows, columns = shape[0], math.prod(shape[1:])
-            own = min(rank, rows, columns)
-            if 1 - own * (rows + columns) / (rows * columns) >= least_saving:
-                self._matrices.append(_Matrix(number, rows, columns, own))
-        compressed = {matrix.number for matrix in self._matrices}
+            saving = 1 - rank * (rows + columns) / (rows * columns)
+            if rank < min(rows, columns) and saving >= least_saving:
+                self._matrices.append(_Matrix(number, rows, columns, rank))
+        matrices = self._matrices
+        compressed = {matrix.number for matrix in matrices}
         self._others = [i for i in range(len(self._shapes)) if i not in compressed]
-        num_elements = sum(m.columns * m.rank for m in self._matrices)
-        generator = torch.Generator().manual_seed(seed)
-        # Whole numbers: torch's normal ones have other last bits on other processors.
-        whole = torch.randint(-FIRST_Q, FIRST_Q + 1, (num_elements,), generator=generator)
-        self._q = whole.float()
-        self._errors = [torch.zeros(m.rows, m.columns) for m in self._matrices]
-        self._pending: tuple[Tensor, list[Tensor]] | None = None
+        self._p_shapes = [(matrix.rows, matrix.rank) for matrix in matrices]
+        self._q_shapes = [(matrix.columns, matrix.rank) for matrix in matrices]
+        self._second_shapes = self._q_shapes + [self._shapes[i] for i in self._others]
+        self.first_elements = sum(map(math.prod, self._p_shapes))
+        self.second_elements = sum(map(math.prod, self._second_shapes))
+        self._errors = [
+            torch.zeros(matrix.rows, matrix.columns, device=self._device) for matrix in matrices
+        ]
+        self._q = torch.empty(sum(map(math.prod, self._q_shapes)))
+        self._whole: list[Tensor] | None = None
+        self._uncompressed: list[Tensor] = []
+        self._bases: list[Tensor] | None = None
+        self._own_qs: list[Tensor] = []
+        self._next_q: Tensor | None = None
+        self.restart(seed)
 
     @property
     def compressed(self) -> tuple[int, ...]:
         """The numbers of the tensors that are compressed."""
         return tuple(matrix.number for matrix in self._matrices)
 
+    def restart(self, seed: int) -> None:
+        """Draw Q anew, the same at all members of the seed; errors are kept, a step that is under way is dropped."""
+        self.drop()
+        generator = torch.Generator().manual_seed(seed)
+        # Whole numbers: torch's normal ones have other last bits on other processors.
+        whole = torch.randint(-FIRST_Q, FIRST_Q + 1, self._q.shape, generator=generator)
+        self._q.copy_(whole)
+
     @property
     def is_pending(self) -> bool:
-        """Whether an exchange came to its end that was neither committed nor rolled back."""
-        return self._pending is not None
+        """Whether a step came to its end that was neither committed nor dropped."""
+        return self._next_q is not None
+
+    def exchange(self, gradients: Sequence[Tensor]) -> Generator[Tensor, Tensor, list[Tensor]]:
+        """A step: gives both vectors in turn, is sent the sum of each, and returns what all members apply.
+
+        Where nothing is compressed, the first of the two is left out. Arguments and errors as of `first`, `second` and
+        `finish`.
+        """
+        vector = torch.empty(self.first_elements)
+        self.first(gradients, vector)
+        if self.first_elements:
+            vector = yield vector
+        second = torch.empty(self.second_elements)
+        self.second(vector, second)
+        return self.finish((yield second))
 
     @torch.no_grad()
-    def exchange(self, gradients: Sequence[Tensor]) -> Generator[Tensor, Tensor, list[Tensor]]:
-        """Gives two flat float32 vectors in turn, is sent the mean of each, and returns the mean gradients.
-
-        Where nothing is compressed, the first of the two is left out.
-
-        Nothing is kept of it before `commit`. An exchange that is begun again, or left, costs nothing but itself.
+    def first(self, gradients: Sequence[Tensor], out: Tensor) -> None:
+        """Begin a step: P of all matrices. Of a step that was begun before nothing is left.
 
         Args:
-            gradients: float32, of the shapes, on the CPU; left as they are.
+            gradients: float32, of the shapes; they stay as they are, and are not to change before `second`.
+            out: written to; float32 [first_elements], on the CPU.
 
         Raises:
-            ValueError: a shape or a dtype is wrong, or the step before was neither committed nor rolled back.
-            NotFiniteError: a gradient or a mean has an element that is infinite or no number.
+            ValueError: a shape or a dtype is wrong.
+            NotFiniteError: a gradient has an element that is infinite or no number.
         """
-        if self._pending is not None:
-            raise ValueError("the step before is to be committed or rolled back first")
         if [tuple(gradient.shape) for gradient in gradients] != self._shapes:
             raise ValueError("the gradients have other shapes than this was made for")
         for number, gradient in enumerate(gradients):
-            check_vector(f"gradient {number}, flattened,", gradient.reshape(-1), gradient.numel())
-            check_finite(f"gradient {number}", gradient.reshape(-1))
-        matrices = self._matrices
-        means = [torch.empty(0)] * len(self._shapes)
-        whole = [
-            gradients[m.number].reshape(m.rows, m.columns) + error
-            for m, error in zip(matrices, self._errors, strict=True)
+            flat = gradient.detach().reshape(-1)
+            check_vector(f"gradient {number}, flattened,", flat, gradient.numel())
+            check_finite(f"gradient {number}", flat)
+        check_vector("what P is written to", out, self.first_elements)
+        self.drop()
+        self._whole = whole = [
+            gradients[m.number].detach().reshape(m.rows, m.columns) + error
+            for m, error in zip(self._matrices, self._errors, strict=True)
         ]
-        # Orthonormal, too: the span is the same, but where the step before left fewer directions than the rank, others
-        # take their places, and a full rank stays one.
-        old_qs = [
-            _orthonormal(q).float()
-            for q in self._split(self._q, [(m.columns, m.rank) for m in matrices])
-        ]
+        self._uncompressed = [gradients[i].detach() for i in self._others]
+        for own, q, target in zip(
+            whole,
+            _split(self._q, self._q_shapes),
+            _split(out, self._p_shapes),
+            strict=True,
+        ):
+            # Orthonormal: the span is the same, but where the step before left fewer directions than the rank, others
+            # take their places.
+            target.copy_(own @ _orthonormal(q)[0].float().to(self._device))
 
-        ps = _flat([own @ q for own, q in zip(whole, old_qs, strict=True)])
-        mean = (yield ps) if matrices else ps
-        _check_mean(mean, ps)
-        # In float64, and rounded: members whose libraries add up in another order come to the same, but for ties.
-        bases = [
-            _orthonormal(p).float() for p in self._split(mean, [(m.rows, m.rank) for m in matrices])
-        ]
+    @torch.no_grad()
+    def second(self, summed: Tensor, out: Tensor) -> None:
+        """Q of all matrices, and after them what is not compressed.
 
-        own_qs = [own.T @ basis for own, basis in zip(whole, bases, strict=True)]
-        second = _flat([*own_qs, *(gradients[i] for i in self._others)])
-        mean = yield second
-        _check_mean(mean, second)
-        shapes = [(m.columns, m.rank) for m in matrices] + [self._shapes[i] for i in self._others]
-        pieces = self._split(mean, shapes)
-        for matrix, basis, q in zip(matrices, bases, pieces, strict=False):
-            found = (basis.double() @ q.double().T).float()
-            means[matrix.number] = found.view(self._shapes[matrix.number])
-        for number, piece in zip(self._others, pieces[len(matrices) :], strict=True):
-            means[number] = piece.clone()
-        # By its own Q, not by the mean: what is left of a member that leaves is then only what nobody was told.
-        errors = [own.sub_(basis @ q.T) for own, basis, q in zip(whole, bases, own_qs, strict=True)]
-        self._pending = mean[: self._q.numel()].clone(), errors
-        return means
-
-    def commit(self) -> None:
-        """Takes over Q and errors of the exchange, whose means all members apply.
+        Args:
+            summed: what `first` gave, added up over all members; float32 [first_elements], on the CPU.
+            out: written to; float32 [second_elements], on the CPU.
 
         Raises:
-            ValueError: no exchange came to its end.
+            ValueError: no step was begun, or a shape or a dtype is wrong.
+            NotFiniteError: the sum has an element that is infinite or no number.
         """
-        if self._pending is None:
-            raise ValueError("nothing is under way: no exchange came to its end")
-        self._q, self._errors = self._pending
-        self._pending = None
+        if self._whole is None:
+            raise ValueError("no step was begun")
+        _check_sum(summed, self.first_elements)
+        check_vector("what Q is written to", out, self.second_elements)
+        self._next_q = None
+        self._bases = bases = [
+            _directions(p).to(self._device) for p in _split(summed, self._p_shapes)
+        ]
+        self._own_qs = [own.T @ basis for own, basis in zip(self._whole, bases, strict=True)]
+        own = [*self._own_qs, *self._uncompressed]
+        for target, tensor in zip(_split(out, self._second_shapes), own, strict=True):
+            target.copy_(tensor)
 
-    def roll_back(self) -> None:
-        """Forgets an exchange that is not applied: Q and errors are what they were."""
-        self._pending = None
+    @torch.no_grad()
+    def finish(self, summed: Tensor) -> list[Tensor]:
+        """What all members apply: the sum of their gradients, as far as it was sent; float32, on the device.
+
+        Args:
+            summed: what `second` gave, added up over all members; float32 [second_elements], on the CPU.
+
+        Raises:
+            ValueError: there was no `second`, or a shape or a dtype is wrong.
+            NotFiniteError: the sum has an element that is infinite or no number.
+        """
+        if self._bases is None:
+            raise ValueError("the step has no second vector yet")
+        _check_sum(summed, self.second_elements)
+        result = [torch.empty(0)] * len(self._shapes)
+        pieces = _split(summed, self._second_shapes)
+        for matrix, basis, q in zip(self._matrices, self._bases, pieces, strict=False):
+            result[matrix.number] = _product(basis, q).view(self._shapes[matrix.number])
+        for number, piece in zip(self._others, pieces[len(self._matrices) :], strict=True):
+            result[number] = piece.to(self._device, copy=True)
+        self._next_q = summed[: self._q.numel()].clone()
+        return result
+
+    @torch.no_grad()
+    def commit(self) -> None:
+        """Take over Q and the errors of the step, which all members apply.
+
+        Raises:
+            ValueError: no step came to its end.
+        """
+        if self._whole is None or self._bases is None or self._next_q is None:
+            raise ValueError("nothing is under way: no step came to its end")
+        self._errors = [
+            own.sub_(basis @ q.T)
+            for own, basis, q in zip(self._whole, self._bases, self._own_qs, strict=True)
+        ]
+        self._q = self._next_q
+        self.drop()
+
+    def drop(self) -> None:
+        """Forget the step that is under way: Q and errors are what they were before it."""
+        self._whole = self._bases = self._next_q = None
+        self._uncompressed, self._own_qs = [], []
 
     def state_vectors(self) -> list[Tensor]:
         """What all members share, as the live buffer: Q of all matrices in order. A newcomer's error is 0."""
@@ -202,24 +276,41 @@ class PowerSgd:
         """Takes over what `own_vectors` gave, as `load` does."""
         load_vectors(self.own_vectors(), vectors)
 
-    @staticmethod
-    def _split(vector: Tensor, shapes: Sequence[Sequence[int]]) -> list[Tensor]:
-        pieces = vector.split([math.prod(shape) for shape in shapes])
-        return [piece.view(tuple(shape)) for piece, shape in zip(pieces, shapes, strict=True)]
+
+def _split(vector: Tensor, shapes: Sequence[Sequence[int]]) -> list[Tensor]:
+    pieces = vector.split([math.prod(shape) for shape in shapes]) if shapes else ()
+    return [piece.view(tuple(shape)) for piece, shape in zip(pieces, shapes, strict=True)]
 
 
-def _flat(tensors: Sequence[Tensor]) -> Tensor:
-    return torch.cat([torch.empty(0), *(tensor.reshape(-1) for tensor in tensors)])
+def _check_sum(summed: Tensor, num_elements: int) -> None:
+    check_vector("the sum", summed, num_elements)
+    check_finite("the sum", summed)
 
 
-def _check_mean(mean: Tensor, vector: Tensor) -> None:
-    check_vector("the mean", mean, vector.numel())
-    check_finite("the mean", mean)
-
-
-def _orthonormal(p: Tensor) -> Tensor:
-    """An orthonormal basis of the columns of `p`: float64 of its shape."""
+def _orthonormal(p: Tensor) -> tuple[Tensor, Tensor]:
+    """An orthonormal basis of the columns of `p`, and what each has beside those before: float64, [m, r] and [r]."""
     basis: Tensor
     basis, upper = torch.linalg.qr(p.double())
     # Libraries differ in signs: here the diagonal of R is not negative.
-    return basis.mul_(torch.where(upper.diagonal() < 0, -1.0, 1.0))
+    lengths = upper.diagonal()
+    return basis.mul_(torch.where(lengths < 0, -1.0, 1.0)), lengths.abs()
+
+
+def _directions(p: Tensor) -> Tensor:
+    """The orthonormal directions that the columns of `p` have, 0 where one has none of its own: float32 [m, r]."""
+    basis, lengths = _orthonormal(p)
+    # In float64, and rounded: members whose libraries add up in another order come to the same, but for ties.
+    return basis.mul_(lengths > LEAST_DIRECTION * p.double().norm(dim=0)).float()
+
+
+def _product(basis: Tensor, q: Tensor) -> Tensor:
+    """P Q^T in float64, rounded: float32 [m, n], where the basis is."""
+    device = basis.device
+    if device.type == "mps":  # has no float64
+        basis = basis.cpu()
+    right = q.to(basis.device).double().T
+    result = torch.empty(len(basis), right.shape[1], device=device)
+    num_rows = max(1, MAX_PRODUCT // right.shape[1])
+    for rows, target in zip(basis.split(num_rows), result.split(num_rows), strict=True):
+        target.copy_(rows.double() @ right)
+    return result

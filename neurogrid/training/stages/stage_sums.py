@@ -106,15 +106,13 @@ class StageSums:
     def drop(self) -> None:
         """The step was not applied."""
         if self._power is not None:
-            self._power.roll_back()
+            self._power.drop()
 
     def _begun(self, chain: int) -> PowerSgd:
         if self._power is None or chain != self._chain:
-            fresh = PowerSgd(self._layout.shapes, rank=self._rank, seed=chain % 2**63)
             if self._power is None:
-                self._power = fresh
-            else:
-                self._power.load(fresh.state_vectors())
+                self._power = PowerSgd(self._layout.shapes, self._rank)
+            self._power.restart(chain % 2**63)
             self._chain = chain
         return self._power
 
