@@ -27,7 +27,16 @@ from neurogrid.model.proof.miniature_split import saved_tensors
 from neurogrid.model.stages.skeleton import num_decoder_layers
 from neurogrid.model.stages.training_stage import TrainingStage
 
-__all__ = ["TrainingTraits", "check_trainable", "without_dropout"]
+__all__ = [
+    "TrainingTraits",
+    "check_trainable",
+    "gradients_of",
+    "loss_of",
+    "pass_through",
+    "require_equal",
+    "require_gradients",
+    "without_dropout",
+]
 
 # Of a gradient's norm, where bits are not equal: sums in another order.
 _TOLERANCE = 1e-5
@@ -84,7 +93,7 @@ def _check(model: Any, length: int) -> TrainingTraits:
     ids_BT = torch.randint(0, vocab_size, (_SEQUENCES, length))
     tensors = saved_tensors(model)
     model.train()
-    whole = _loss(model(input_ids=ids_BT, use_cache=False).logits, ids_BT)
+    whole = loss_of(model(input_ids=ids_BT, use_cache=False).logits, ids_BT)
     whole.backward()
     expected = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
     first: set[str] = set()
@@ -96,34 +105,35 @@ def _check(model: Any, length: int) -> TrainingTraits:
             for start, stop in pairwise((0, *cuts, num_layers))
         ]
         where = f"cut before layer {' and '.join(map(str, cuts))}" if cuts else "in one piece"
-        loss = _pass(stages, ids_BT)
-        same_bits &= _require_equal("the loss", loss, whole.detach(), where)
-        same_bits &= _require_gradients(_gradients(stages), expected, where)
+        loss = pass_through(stages, ids_BT)
+        same_bits &= require_equal("the loss", loss, whole.detach(), where)
+        same_bits &= require_gradients(gradients_of(stages), expected, where)
         if cuts:
             first |= _ends(stages[0])
             last |= _ends(stages[-1])
     return TrainingTraits(frozenset(first), frozenset(last), same_bits)
 
 
-def _pass(stages: Sequence[TrainingStage], ids_BT: Tensor) -> Tensor:
+def pass_through(stages: Sequence[TrainingStage], ids_BT: Tensor) -> Tensor:
     """Send one micro-batch through all stages, and its gradients back; its loss."""
     given = ids_BT
     for stage in stages[:-1]:
-        given = stage.forward(0, given)
-    loss = stages[-1].forward_loss(0, given, lambda logits_BTV: _loss(logits_BTV, ids_BT))
+        given = stage.forward(0, given, ids_BT)
+    loss = stages[-1].forward_loss(0, given, lambda logits_BTV: loss_of(logits_BTV, ids_BT), ids_BT)
     gradient: Tensor | None = None
     for stage in reversed(stages):
         gradient = stage.backward(0, gradient)
     return loss
 
 
-def _loss(logits_BTV: Tensor, ids_BT: Tensor) -> Tensor:
+def loss_of(logits_BTV: Tensor, ids_BT: Tensor) -> Tensor:
+    """The mean loss of all tokens but the first of each sequence."""
     return functional.cross_entropy(
         logits_BTV[:, :-1].float().flatten(0, 1), ids_BT[:, 1:].flatten()
     )
 
 
-def _gradients(stages: Sequence[TrainingStage]) -> dict[str, Tensor]:
+def gradients_of(stages: Sequence[TrainingStage]) -> dict[str, Tensor]:
     """All gradients; of what two stages have, their sum."""
     found: dict[str, Tensor] = {}
     for stage in stages:
@@ -141,8 +151,12 @@ def _ends(stage: TrainingStage) -> set[str]:
     }
 
 
-def _require_gradients(
-    got: Mapping[str, Tensor], expected: Mapping[str, Tensor], where: str
+def require_gradients(
+    got: Mapping[str, Tensor],
+    expected: Mapping[str, Tensor],
+    where: str,
+    *,
+    tolerance: float = _TOLERANCE,
 ) -> bool:
     """Whether all bits are the same.
 
@@ -155,13 +169,15 @@ def _require_gradients(
     for name, gradient in got.items():
         if name in expected:
             what = f"the gradient of {name}"
-            same_bits &= _require_equal(what, gradient, expected[name], where)
+            same_bits &= require_equal(what, gradient, expected[name], where, tolerance=tolerance)
         elif bool(gradient.any()):
             raise UnsupportedModelError(f"a stage has a gradient of {name}, and the whole none")
     return same_bits
 
 
-def _require_equal(what: str, got: Tensor, expected: Tensor, where: str) -> bool:
+def require_equal(
+    what: str, got: Tensor, expected: Tensor, where: str, *, tolerance: float = _TOLERANCE
+) -> bool:
     """Whether the bits are the same.
 
     Raises:
@@ -170,7 +186,7 @@ def _require_equal(what: str, got: Tensor, expected: Tensor, where: str) -> bool
     if torch.equal(got, expected):
         return True
     off = float((got - expected).norm() / expected.norm().clamp_min(1e-30))
-    if not off <= _TOLERANCE:
+    if not off <= tolerance:
         raise UnsupportedModelError(
             f"its stages do not give {what} of the whole model: off by {off:.2g}, {where}"
         )

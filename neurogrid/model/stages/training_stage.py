@@ -25,6 +25,7 @@ from neurogrid.model.files.quantization import Quantization
 from neurogrid.model.files.tensor_names import is_end_tensor, layer_of
 from neurogrid.model.stages.experts import expert_weights
 from neurogrid.model.stages.skeleton import Skeleton
+from neurogrid.model.stages.subspace import Subspace
 
 __all__ = ["Adapt", "LossOf", "TrainingStage"]
 
@@ -66,6 +67,9 @@ class TrainingStage:
         adapt: puts what learns into each layer, whose weights do not learn then, nor what stands outside the layers.
             None for all weights.
         quantization: what of the layers comes as codes, and stays so; with `adapt` alone. None for nothing.
+        subspace: what hidden states between stages are kept in, so that K numbers of each travel: then "the hidden
+            state" below is [B, T, K], and all stages but the first need the token ids, too. To keep the weights in it
+            is the caller's (`project_weights`). None for whole ones.
 
     Attributes:
         parameters: what learns, by its name in the whole model. At the first and the last stage everything outside the
@@ -90,11 +94,12 @@ class TrainingStage:
         keeps_graphs: bool = True,
         adapt: Adapt | None = None,
         quantization: Quantization | None = None,
+        subspace: Subspace | None = None,
     ) -> None:
         if quantization is not None and adapt is None:
             raise ValueError("codes do not learn")
         self._device, self._dtype = torch.device(device), dtype
-        self._keeps_graphs = keeps_graphs
+        self._keeps_graphs, self._subspace = keeps_graphs, subspace
         skeleton = self._skeleton = Skeleton(config, dtype=dtype, device=self._device)
         if not 0 <= start < stop <= skeleton.num_layers:
             raise ValueError(
@@ -157,35 +162,39 @@ class TrainingStage:
         """The micro-batches whose backward passes are to come."""
         return frozenset(self._under_way)
 
-    def forward(self, number: int, given: Tensor) -> Tensor:
+    def forward(self, number: int, given: Tensor, tokens_BT: Tensor | None = None) -> Tensor:
         """What the next stage is given of a micro-batch: [B, T, D]; not at the last stage.
 
         Args:
             number: of the micro-batch, for its backward pass.
             given: the hidden state [B, T, D] that the stage before sent, or at the first stage token ids [B, T], int64.
+            tokens_BT: token ids, int64, at the other stages where there is a subspace.
 
         Raises:
-            ValueError: that micro-batch is under way here, or this is the last stage.
+            ValueError: token ids are missing, that micro-batch is under way here, or this is the last stage.
         """
         if self.is_last:
             raise ValueError("the last stage gives a loss: it needs labels")
-        return self._begin(number, given, lambda hidden_BTD: hidden_BTD)
+        return self._begin(number, given, tokens_BT, lambda hidden_BTD: hidden_BTD)
 
-    def forward_loss(self, number: int, given: Tensor, loss_of: LossOf) -> Tensor:
+    def forward_loss(
+        self, number: int, given: Tensor, loss_of: LossOf, tokens_BT: Tensor | None = None
+    ) -> Tensor:
         """The loss of a micro-batch, a scalar; at the last stage.
 
         Args:
-            number, given: as for `forward`.
+            number, given, tokens_BT: as for `forward`.
             loss_of: makes it from the logits.
 
         Raises:
-            ValueError: that micro-batch is under way here, or this is not the last stage.
+            ValueError: token ids are missing, that micro-batch is under way here, or this is not the last stage.
         """
         if not self.is_last:
             raise ValueError("only the last stage gives a loss")
         return self._begin(
             number,
             given,
+            tokens_BT,
             lambda hidden_BTD: loss_of(self._skeleton.run_head(hidden_BTD, 0, None)),
         )
 
@@ -223,16 +232,17 @@ class TrainingStage:
         self._under_way.pop(number, None)
 
     @torch.no_grad()
-    def infer(self, given: Tensor) -> Tensor:
+    def infer(self, given: Tensor, tokens_BT: Tensor | None = None) -> Tensor:
         """What the next stage is given, [B, T, D], or at the last stage logits [B, T, V]; nothing is dropped or kept.
 
         Args:
-            given: as for `forward`.
+            given, tokens_BT: as for `forward`.
         """
         given = given.to(self._device)
+        ids_BT = self._ids(given, tokens_BT)
         self._train(False)
         try:
-            hidden_BTD = self._run(given if self.is_first else given.to(self._dtype))
+            hidden_BTD = self._run(given if self.is_first else given.to(self._dtype), ids_BT)
             return self._skeleton.run_head(hidden_BTD, 0, None) if self.is_last else hidden_BTD
         finally:
             self._train(True)
@@ -271,15 +281,22 @@ class TrainingStage:
         """Whether a parameter is one of a layer."""
         return name.startswith(self._skeleton.layer_name(0)[:-1])
 
-    def _begin(self, number: int, given: Tensor, ending: Callable[[Tensor], Tensor]) -> Tensor:
+    def _begin(
+        self,
+        number: int,
+        given: Tensor,
+        tokens_BT: Tensor | None,
+        ending: Callable[[Tensor], Tensor],
+    ) -> Tensor:
         if number in self._under_way:
             raise ValueError(f"micro-batch {number} is under way here")
         given = given.to(self._device)
+        ids_BT = self._ids(given, tokens_BT)
         if not self.is_first:
             given = given.detach().to(self._dtype).requires_grad_(True)
 
         def run(entering: Tensor) -> Tensor:
-            return ending(self._run(entering))
+            return ending(self._run(entering, ids_BT))
 
         result: Tensor = (
             run(given) if self._keeps_graphs else checkpoint(run, given, use_reentrant=False)
@@ -296,10 +313,25 @@ class TrainingStage:
                     "checkpoint that is not quantised"
                 )
 
-    def _run(self, entering: Tensor) -> Tensor:
+    def _ids(self, given: Tensor, tokens_BT: Tensor | None) -> Tensor | None:
+        """The token ids that the subspace needs; None where there is none."""
+        if self._subspace is None:
+            return None
+        if self.is_first:
+            return given
+        if tokens_BT is None:
+            raise ValueError("a hidden state in a subspace says nothing without its token ids")
+        return tokens_BT.to(self._device)
+
+    def _run(self, entering: Tensor, ids_BT: Tensor | None) -> Tensor:
         if self.is_first:
             entering = self._skeleton.run_embedding(entering, 0, None)
-        return self._skeleton.run_layers(entering, self.start, self.stop, 0, None)
+        elif self._subspace is not None and ids_BT is not None:
+            entering = self._subspace.expand(entering, ids_BT).to(self._dtype)
+        left = self._skeleton.run_layers(entering, self.start, self.stop, 0, None)
+        if self._subspace is None or ids_BT is None or self.is_last:
+            return left
+        return self._subspace.compress(left, ids_BT)
 
     def _train(self, is_training: bool) -> None:
         for module in (self._skeleton.model, *map(self._skeleton.layer, self._layer_ids)):

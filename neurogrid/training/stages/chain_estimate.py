@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
+from neurogrid.errors import ConfigurationError
 from neurogrid.training.runs.estimate import (
     BASE_BYTES,
     activation_bytes,
@@ -21,6 +22,7 @@ from neurogrid.training.stages.cutting import StageSizes, cut_layers
 from neurogrid.training.stages.schedule import bubble, most_under_way, window_of
 
 __all__ = [
+    "FREE_LAYERS",
     "ChainEstimate",
     "ChainNumbers",
     "StageEstimate",
@@ -28,6 +30,9 @@ __all__ = [
     "rooms_of",
     "stage_sizes",
 ]
+
+FREE_LAYERS: Final = 2
+"""Last layers of a model that a subspace leaves as they are (model/stages/subspace.py): no cut lies between them."""
 
 # Python and torch in the process of a stage.
 _BASE_BYTES: Final = BASE_BYTES // 2
@@ -145,7 +150,17 @@ def rooms_of(lent: Sequence[int]) -> list[int]:
 
 
 def stage_sizes(run: RunFile, numbers: ChainNumbers) -> StageSizes:
-    """What layers and ends take where they lie: what a chain is cut by."""
+    """What layers and ends take where they lie: what a chain is cut by.
+
+    Raises:
+        ConfigurationError: hidden states have no such subspace.
+    """
+    subspace = run.layout.subspace
+    if subspace >= numbers.hidden_size:
+        raise ConfigurationError(
+            f"[layout] subspace is {subspace:,}, and the model's hidden states have {numbers.hidden_size:,} numbers: "
+            "give fewer, or 0"
+        )
     held, learning = _held_width(run), _FLOAT * (2 + optimizer_vectors(run.inner))
     if run.adapter.r:
         bases = numbers.coded or [held * layer for layer in numbers.layers]
@@ -161,6 +176,7 @@ def stage_sizes(run: RunFile, numbers: ChainNumbers) -> StageSizes:
         _FLOAT * numbers.ends + more * numbers.first,
         _FLOAT * numbers.ends + more * numbers.last,
         learning * numbers.ends,
+        FREE_LAYERS if subspace else 1,
     )
 
 
@@ -195,7 +211,8 @@ def estimate_chain(
     learning = sum(numbers.adapters) if run.adapter.r else numbers.num_parameters
     idle = bubble(num_stages, micro_batches)
     width = _FLOAT if run.layout.activations == "float32" else _NARROW
-    boundary = width * samples * run.data.sequence_length * numbers.hidden_size
+    boundary_size = run.layout.subspace or numbers.hidden_size
+    boundary = width * samples * run.data.sequence_length * boundary_size
     has_boundary = num_stages > 1
     tied = _FLOAT * numbers.num_tied if has_boundary and not run.adapter.r else 0
     compute = samples / (min(speeds) * num_stages) / (1 - idle) if speeds else None

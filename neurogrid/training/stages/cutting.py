@@ -23,12 +23,14 @@ class StageSizes:
         layers: of each layer.
         first, last: of what stands outside the layers, at the first and the last stage.
         alone: of that, at a stage which is both.
+        fewest_last: layers that the last of several stages has at least.
     """
 
     layers: tuple[int, ...]
     first: int
     last: int
     alone: int
+    fewest_last: int = 1
 
     def needed(self, start: int, stop: int) -> int:
         """Bytes of memory of the stage with layers [start, stop), without what a step takes."""
@@ -48,9 +50,11 @@ def cut_layers(sizes: StageSizes, room: Sequence[int]) -> tuple[int, ...]:
         ConfigurationError: there are more stages than layers, or they fit in no cut; says what is missing.
     """
     num_layers, num_stages = len(sizes.layers), len(room)
-    if num_stages > num_layers:
+    fewest_last = sizes.fewest_last if num_stages > 1 else 1
+    if num_stages > num_layers - fewest_last + 1:
+        why = f", the last of which has {fewest_last} layers at least" if fewest_last > 1 else ""
         raise ConfigurationError(
-            f"{num_layers} layers cannot be cut into {num_stages} stages: lower [layout] stages"
+            f"{num_layers} layers cannot be cut into {num_stages} stages{why}: lower [layout] stages"
         )
     # By stages and layers so far: the largest stage, and where the last one begins.
     best: list[dict[int, tuple[int, int]]] = [{0: (0, 0)}]
@@ -58,6 +62,8 @@ def cut_layers(sizes: StageSizes, room: Sequence[int]) -> tuple[int, ...]:
         found: dict[int, tuple[int, int]] = {}
         left = num_stages - stage - 1
         for start, (largest, _) in best[-1].items():
+            if left == 0 and num_layers - start < fewest_last:
+                continue
             for stop in range(start + 1, num_layers - left + 1):
                 if (stop == num_layers) != (left == 0):
                     continue

@@ -7,11 +7,15 @@ Knows tensors, no other process. Weights, gradients and the optimiser are float3
 settings say so. Random numbers come from the seed of the settings, the number of the step, that of the micro-batch and
 the first layer alone, and so does a learning rate from its step: what is done again has the same bits.
 
-Shape legend: B sequences, T tokens, D hidden size, V vocabulary.
+With a subspace, hidden states between stages are [B, T, K] where [B, T, D] is said here (model/stages/subspace.py), and
+weights are kept in it: new ones, and after each step. So is what `squared_norm` and `apply` take of the gradients.
+
+Shape legend: B sequences, T tokens, D hidden size, K dimensions of a subspace, V vocabulary.
 """
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import math
 from collections.abc import Mapping
@@ -20,10 +24,17 @@ from typing import Final
 import torch
 from torch import Tensor, nn
 
-from neurogrid.errors import CheckpointError, UnsupportedModelError
+from neurogrid.errors import CheckpointError, ConfigurationError, UnsupportedModelError
 from neurogrid.model.files.config import build_config
 from neurogrid.model.files.quantization import Quantization
 from neurogrid.model.files.tensor_names import layer_of
+from neurogrid.model.proof.subspace_proof import check_subspace, subspace_of
+from neurogrid.model.stages.subspace import (
+    NUM_FREE_LAYERS,
+    SubspaceTraits,
+    project_gradients,
+    project_weights,
+)
 from neurogrid.model.stages.training_stage import TrainingStage
 from neurogrid.training.optimizers import square_of_norm, token_weighted_loss
 from neurogrid.training.optimizers.gradients import IGNORED_LABEL
@@ -55,8 +66,9 @@ class StageLearner:
         sums: what it has in common with other members of its stage.
 
     Raises:
-        ConfigurationError: the config is no JSON, there are no layers as an adapter names them, or PEFT is missing.
-        UnsupportedModelError: the model cannot be trained in stages.
+        ConfigurationError: the config is no JSON, there are no layers as an adapter names them, or PEFT is missing; or
+            a cut lies where no subspace is, or it is too large.
+        UnsupportedModelError: the model cannot be trained in stages, or its hidden states not be in a subspace.
         CheckpointError: a tensor is missing, unknown, or of a wrong shape.
         ValueError: the model has no such layers.
     """
@@ -73,6 +85,14 @@ class StageLearner:
         if settings.adapter.r:
             given = {name: t for name, t in tensors.items() if is_adapter_tensor(name)}
             adapters = Adapters(settings.adapter, settings.seed, given)
+        sizes = config.get_text_config(decoder=True)
+        self._vocab_size: int = sizes.vocab_size
+        self._hidden_size: int = sizes.hidden_size
+        self._subspace = (
+            subspace_of(config, settings.subspace, seed=settings.seed, device=self._device)
+            if settings.subspace
+            else None
+        )
         self._stage = stage = TrainingStage(
             config,
             settings.start,
@@ -84,12 +104,10 @@ class StageLearner:
             keeps_graphs=not settings.recompute,
             adapt=adapters,
             quantization=_quantization_of(settings),
+            subspace=self._subspace,
         )
         if adapters:
             require_targets(settings.adapter, stage.templates)
-        sizes = config.get_text_config(decoder=True)
-        self._vocab_size: int = sizes.vocab_size
-        self._hidden_size: int = sizes.hidden_size
         first, last = stage.ends_that_learn()
         own = (first if self.is_first else frozenset()) | (last if self.is_last else frozenset())
         self._parameters: dict[str, nn.Parameter] = {
@@ -103,6 +121,11 @@ class StageLearner:
         self._copies = frozenset(() if self.is_first else self._tied)
         self._pieces = {name: self._piece_of(name, first) for name in self.names}
         self._has_tied_gradient = False
+        self._are_projected = False
+        if self._subspace is not None:
+            self._require_cuts(stage)
+            self._traits = _traits_of(settings.config)
+            self._keep_in_subspace()
         self._values = list(self._parameters.values())
         self.sums = StageSums(self._parameters, rank=settings.power_sgd, seed=settings.seed)
         self._optimizer = self._new_optimizer()
@@ -133,36 +156,46 @@ class StageLearner:
         """The names of the pieces that `load_pieces` needs; at the last stage "first" too, where it is tied."""
         return frozenset(self._pieces.values())
 
-    def forward(self, number: int, given: Tensor, *, step: int) -> Tensor:
+    def forward(
+        self, number: int, given: Tensor, *, step: int, tokens: Tensor | None = None
+    ) -> Tensor:
         """What the next stage is given of a micro-batch: [B, T, D], float32 or what products are in; not at the last.
 
         Args:
             number: of the micro-batch within the step.
             given: token ids [B, T], int64, at the first stage, else the hidden state [B, T, D] that came.
             step: its number within the run, from 0.
+            tokens: token ids [B, T], int64, where there is a subspace; at the first stage they may be left out.
 
         Raises:
             ValueError: it is not what is due, that micro-batch is under way here, or this is the last stage.
         """
-        self._check_given(given)
+        self._check_given(given, tokens)
         self._seed(step, number)
         with self._precision():
-            return self._stage.forward(number, given)
+            return self._stage.forward(number, given, tokens)
 
     def forward_loss(
-        self, number: int, given: Tensor, labels_BT: Tensor, num_labels: int, *, step: int
+        self,
+        number: int,
+        given: Tensor,
+        labels_BT: Tensor,
+        num_labels: int,
+        *,
+        step: int,
+        tokens: Tensor | None = None,
     ) -> float:
         """A micro-batch's share of the loss of its batch; at the last stage. The shares add up to the mean.
 
         Args:
-            number, given, step: as for `forward`.
+            number, given, step, tokens: as for `forward`.
             labels_BT: int64 [B, T], already shifted; -100 is no label.
             num_labels: of the whole batch.
 
         Raises:
             ValueError: it is not what is due, that micro-batch is under way here, or this is not the last stage.
         """
-        self._check_given(given)
+        self._check_given(given, tokens)
         self._check_labels(labels_BT, given)
         self._seed(step, number)
         labels_N = labels_BT.to(self._device).flatten()
@@ -171,7 +204,7 @@ class StageLearner:
             return token_weighted_loss(logits_BTV.flatten(0, 1), labels_N, num_labels)
 
         with self._precision():
-            return float(self._stage.forward_loss(number, given, loss_of))
+            return float(self._stage.forward_loss(number, given, loss_of, tokens))
 
     def backward(self, number: int, gradient: Tensor | None = None) -> Tensor | None:
         """Add a micro-batch's gradients to those of what learns.
@@ -189,25 +222,28 @@ class StageLearner:
             KeyError: it is not under way here.
             ValueError: the gradient is none of what was given.
         """
+        self._are_projected = False
         return self._stage.backward(number, gradient)
 
-    def evaluate(self, given: Tensor, labels_BT: Tensor | None = None) -> Tensor | float:
+    def evaluate(
+        self, given: Tensor, labels_BT: Tensor | None = None, tokens: Tensor | None = None
+    ) -> Tensor | float:
         """A hidden state [B, T, D], or at the last stage the sum of the losses of all labels; nothing is learned.
 
         Args:
-            given: as for `forward`.
+            given, tokens: as for `forward`.
             labels_BT: as for `forward_loss`; at the last stage alone.
 
         Raises:
             ValueError: it is not what is due.
         """
-        self._check_given(given)
+        self._check_given(given, tokens)
         if (labels_BT is None) == self.is_last:
             raise ValueError("labels are for the last stage, and for no other")
         if labels_BT is not None:
             self._check_labels(labels_BT, given)
         with self._precision():
-            result = self._stage.infer(given)
+            result = self._stage.infer(given, tokens)
         if labels_BT is None:
             return result
         labels_N = labels_BT.to(self._device).flatten()
@@ -246,6 +282,7 @@ class StageLearner:
         for parameter, part in zip(parameters, both.split(sizes), strict=True):
             parameter.grad = part.view_as(parameter).to(self._device)
         self._has_tied_gradient = True
+        self._are_projected = False
 
     def squared_norm(self) -> float:
         """The sum of the squares of this stage's gradients; those of a copy count at the first stage alone.
@@ -254,6 +291,7 @@ class StageLearner:
             ValueError: the gradient of what is tied is not whole yet.
         """
         self._require_whole()
+        self._project_gradients()
         return square_of_norm(
             parameter.grad
             for name, parameter in self._parameters.items()
@@ -276,6 +314,7 @@ class StageLearner:
             raise ValueError(f"nothing is learned from gradients whose norm is {norm}")
         if self.under_way:
             raise ValueError(f"micro-batch {min(self.under_way)} is under way here")
+        self._project_gradients()
         if most := self._settings.inner.clip:
             torch.nn.utils.clip_grads_with_norm_(
                 self._values, most, torch.tensor(norm, dtype=torch.float32)
@@ -284,6 +323,7 @@ class StageLearner:
             for group in self._optimizer.param_groups:
                 group["lr"] = self._rate_of(step)
             self._optimizer.step()
+            self._keep_in_subspace()
         self.sums.commit()
         self.drop()
 
@@ -292,7 +332,7 @@ class StageLearner:
         self.sums.drop()
         for value in self._values:
             value.grad = None
-        self._has_tied_gradient = False
+        self._has_tied_gradient = self._are_projected = False
 
     def pieces(self) -> dict[str, dict[str, Tensor]]:
         """All that this stage would need to go on with the same bits, cut so that another cut into stages can, too.
@@ -372,6 +412,27 @@ class StageLearner:
             )
         return made
 
+    def _require_cuts(self, stage: TrainingStage) -> None:
+        last = stage.num_layers - NUM_FREE_LAYERS
+        for cut in (stage.start, stage.stop):
+            if 0 < cut < stage.num_layers and cut > last:
+                raise ConfigurationError(
+                    f"what leaves the last {NUM_FREE_LAYERS} layers is in no subspace: no cut lies behind layer "
+                    f"{last - 1}, and this one is before layer {cut}"
+                )
+
+    def _keep_in_subspace(self) -> None:
+        if self._subspace is not None:
+            project_weights(self._subspace, self._traits, self._parameters, self._stage.num_layers)
+
+    def _project_gradients(self) -> None:
+        """Leave of the gradients what a step may follow, once they are whole."""
+        if self._subspace is not None and not self._are_projected:
+            project_gradients(
+                self._subspace, self._traits, self._parameters, self._stage.num_layers
+            )
+            self._are_projected = True
+
     def _new_optimizer(self) -> torch.optim.Optimizer | None:
         """None where nothing learns, as in a stage without any layer that an adapter names."""
         return make_optimizer(self._settings.inner, self._values) if self._values else None
@@ -414,15 +475,21 @@ class StageLearner:
         if self._device.type != "cpu":
             torch.get_device_module(self._device).manual_seed(seed)
 
-    def _check_given(self, given: Tensor) -> None:
+    def _check_given(self, given: Tensor, tokens: Tensor | None) -> None:
         if self.is_first:
             _check_ids("token ids", given, self._vocab_size)
-        elif (
-            given.ndim != 3 or given.shape[-1] != self._hidden_size or not given.is_floating_point()
-        ):
+            return
+        size = self._settings.subspace or self._hidden_size
+        if given.ndim != 3 or given.shape[-1] != size or not given.is_floating_point():
             raise ValueError(
-                f"a hidden state [B, T, {self._hidden_size}] is due, got {given.dtype} {list(given.shape)}"
+                f"a hidden state [B, T, {size}] is due, got {given.dtype} {list(given.shape)}"
             )
+        if self._subspace is not None and tokens is not None:
+            _check_ids("token ids", tokens, self._vocab_size)
+            if tokens.shape != given.shape[:2]:
+                raise ValueError(
+                    f"token ids {list(given.shape[:2])} are due, got {list(tokens.shape)}"
+                )
 
     def _check_labels(self, labels_BT: Tensor, given: Tensor) -> None:
         if labels_BT.shape != given.shape[:2]:
@@ -462,6 +529,12 @@ def _check_piece(title: str, piece: Mapping[str, Tensor], name: str, shape: torc
             f"{name} in piece {title!r} is {value.dtype} {list(value.shape)}, and the model has torch.float32 "
             f"{list(shape)}"
         )
+
+
+@functools.lru_cache(maxsize=1)
+def _traits_of(config: str) -> SubspaceTraits:
+    """What is proven once, also where stages are arranged anew."""
+    return check_subspace(build_config(parse_config(config)))
 
 
 def _quantization_of(settings: StageSettings) -> Quantization | None:

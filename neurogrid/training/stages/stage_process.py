@@ -211,8 +211,13 @@ class StageProcess:
         """The process's number; None where it has ended."""
         return self._child.pid
 
-    async def forward(self, number: int, step: int, given: PlainTensor) -> PlainTensor:
+    async def forward(
+        self, number: int, step: int, given: PlainTensor, tokens: PlainTensor | None = None
+    ) -> PlainTensor:
         """What the next stage is given of a micro-batch.
+
+        Args:
+            tokens: token ids, where there is a subspace; the first stage is given them anyway.
 
         Raises:
             TrainerError: it is none for this stage, or there is no memory for it.
@@ -220,12 +225,24 @@ class StageProcess:
         """
         return _tensor(
             await self._call(
-                "forward", number=number, step=step, given=_frame(given), labels=None, num_labels=0
+                "forward",
+                number=number,
+                step=step,
+                given=_frame(given),
+                tokens=_frame_of(tokens),
+                labels=None,
+                num_labels=0,
             )
         )
 
     async def forward_loss(
-        self, number: int, step: int, given: PlainTensor, labels: PlainTensor, num_labels: int
+        self,
+        number: int,
+        step: int,
+        given: PlainTensor,
+        labels: PlainTensor,
+        num_labels: int,
+        tokens: PlainTensor | None = None,
     ) -> float:
         """A micro-batch's share of the batch's mean loss, at the last stage. Errors as of `forward`.
 
@@ -237,6 +254,7 @@ class StageProcess:
             number=number,
             step=step,
             given=_frame(given),
+            tokens=_frame_of(tokens),
             labels=_frame(labels),
             num_labels=num_labels,
         )
@@ -244,14 +262,16 @@ class StageProcess:
 
     async def backward(self, number: int, gradient: PlainTensor | None) -> PlainTensor | None:
         """What the stage before is given of a micro-batch; None at the first stage. Errors as of `forward`."""
-        frame = None if gradient is None else _frame(gradient)
-        told = await self._call("backward", number=number, gradient=frame)
+        told = await self._call("backward", number=number, gradient=_frame_of(gradient))
         return _tensor(told) if told else None
 
-    async def evaluate(self, given: PlainTensor, labels: PlainTensor | None) -> PlainTensor | float:
-        """What the next stage is given, or the sum of the losses; nothing is learned. Errors as of `forward`."""
-        frame = None if labels is None else _frame(labels)
-        told = await self._call("evaluate", given=_frame(given), labels=frame)
+    async def evaluate(
+        self, given: PlainTensor, labels: PlainTensor | None, tokens: PlainTensor | None = None
+    ) -> PlainTensor | float:
+        """What the next stage is given, or the sum of the losses; nothing is learned. As of `forward`."""
+        told = await self._call(
+            "evaluate", given=_frame(given), tokens=_frame_of(tokens), labels=_frame_of(labels)
+        )
         return float(told["loss"]) if "loss" in told else _tensor(told)
 
     async def tied_gradient(self, start: int, num: int) -> tuple[PlainTensor, int]:
@@ -323,6 +343,10 @@ class StageProcess:
 
 def _frame(tensor: PlainTensor) -> dict[str, Any]:
     return {"dtype": tensor.dtype, "shape": list(tensor.shape), "data": tensor.data}
+
+
+def _frame_of(tensor: PlainTensor | None) -> dict[str, Any] | None:
+    return None if tensor is None else _frame(tensor)
 
 
 def _tensor(told: Mapping[str, Any]) -> PlainTensor:

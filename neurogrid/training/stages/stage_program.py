@@ -160,20 +160,22 @@ class _Program:
 
     def _forward(self, order: dict[str, Any]) -> dict[str, Any]:
         given, number, step = of_frame(order["given"]), order["number"], order["step"]
-        if order["labels"] is None:
-            return as_frame(self._learner.forward(number, given, step=step).to(self._activations))
-        labels = of_frame(order["labels"])
-        loss = self._learner.forward_loss(number, given, labels, order["num_labels"], step=step)
+        tokens, labels = _tensor_of(order["tokens"]), _tensor_of(order["labels"])
+        if labels is None:
+            result = self._learner.forward(number, given, step=step, tokens=tokens)
+            return as_frame(result.to(self._activations))
+        loss = self._learner.forward_loss(
+            number, given, labels, order["num_labels"], step=step, tokens=tokens
+        )
         return {"loss": loss}
 
     def _backward(self, order: dict[str, Any]) -> dict[str, Any]:
-        gradient = None if order["gradient"] is None else of_frame(order["gradient"])
-        result = self._learner.backward(order["number"], gradient)
+        result = self._learner.backward(order["number"], _tensor_of(order["gradient"]))
         return {} if result is None else as_frame(result.to(self._activations))
 
     def _evaluate(self, order: dict[str, Any]) -> dict[str, Any]:
-        labels = None if order["labels"] is None else of_frame(order["labels"])
-        result = self._learner.evaluate(of_frame(order["given"]), labels)
+        tokens, labels = _tensor_of(order["tokens"]), _tensor_of(order["labels"])
+        result = self._learner.evaluate(of_frame(order["given"]), labels, tokens)
         if isinstance(result, torch.Tensor):
             return as_frame(result.to(self._activations))
         return {"loss": result}
@@ -219,6 +221,10 @@ class _Program:
         except (OSError, SafetensorError) as exc:
             raise TrainerError(f"{directory}: cannot be written: {exc}; make room there") from exc
         return {"files": files}
+
+
+def _tensor_of(frame: dict[str, Any] | None) -> torch.Tensor | None:
+    return None if frame is None else of_frame(frame)
 
 
 def _make(settings: StageSettings, paths: list[str]) -> StageLearner:

@@ -8,7 +8,11 @@ from typing import Any, Final
 
 from neurogrid.errors import ConfigurationError
 from neurogrid.training.runs.run_file import InnerSection
-from neurogrid.training.runs.run_file.stage_sections import MAX_RANK, AdapterSection
+from neurogrid.training.runs.run_file.stage_sections import (
+    MAX_RANK,
+    MAX_SUBSPACE,
+    AdapterSection,
+)
 
 __all__ = ["StageSettings"]
 
@@ -38,6 +42,8 @@ class StageSettings:
         quantization: JSON of what of the layers comes as codes, as `Quantization.record` gives it; with an adapter
             alone. Empty for nothing.
         power_sgd: the rank that gradients go to the other members of the stage at; 0 for as they are.
+        subspace: dimensions of the subspace that hidden states between stages are kept in; without an adapter alone. 0
+            for whole ones.
 
     Raises:
         ConfigurationError: a value is out of its range.
@@ -56,6 +62,7 @@ class StageSettings:
     recompute: bool = False
     quantization: str = ""
     power_sgd: int = 0
+    subspace: int = 0
 
     def __post_init__(self) -> None:
         fits = 0 < len(self.config) <= _MAX_CONFIG_CHARS
@@ -73,6 +80,7 @@ class StageSettings:
         fits = fits and bool(self.adapter.r or not self.quantization)
         _whole("power_sgd", self.power_sgd, 0, MAX_RANK)
         _check("quantization", self.quantization, fits, "JSON of at most 1 MiB, with an adapter")
+        _whole("subspace", self.subspace, 0, 0 if self.adapter.r else MAX_SUBSPACE)
 
     def text(self) -> str:
         """The same as JSON."""

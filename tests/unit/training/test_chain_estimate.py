@@ -127,6 +127,10 @@ def test_a_chain_is_cut_by_what_its_stages_take() -> None:
     assert stage_sizes(adapter, numbers) == StageSizes((448, 400, 400, 480), 1000, 1000, 1000)
     narrow = replace(adapter, inner=replace(RUN.inner, precision="bfloat16"))
     assert stage_sizes(narrow, numbers) == StageSizes((248, 200, 200, 280), 500, 500, 500)
+    # Two layers lie behind the last cut.
+    assert stage_sizes(with_layout(subspace=3), NUMBERS) == replace(sizes, fewest_last=2)
+    with pytest.raises(ConfigurationError, match="subspace is 10, and the model's hidden states"):
+        stage_sizes(with_layout(subspace=10), NUMBERS)
     # More learns at one end than at the other.
     uneven = replace(NUMBERS, first=250, last=0)
     assert cut_layers(stage_sizes(RUN, uneven), (0, 0)) == (0, 1, 4)
@@ -153,6 +157,7 @@ def test_what_a_step_takes() -> None:
     wide = estimate_chain(with_layout(activations="float32", micro_batches=3), NUMBERS)
     assert (wide.boundary_bytes, wide.micro_batches) == (4 * 64 * 10, 3)
     assert wide.stages[1].activations == 3 * (2 * a_layer + logits)
+    assert estimate_chain(with_layout(subspace=3), NUMBERS).boundary_bytes == 2 * 64 * 3
     one = estimate_chain(with_layout(stages=1), NUMBERS)
     assert (one.boundary_bytes, one.bubble, one.stages[0].under_way) == (0, 0.0, 1)
     assert one.stages[0].weights == 4 * 650

@@ -20,6 +20,7 @@ SIZES = st.builds(
     first=BYTES,
     last=BYTES,
     alone=BYTES,
+    fewest_last=st.integers(1, 2),
 )
 
 
@@ -28,9 +29,9 @@ def sizes_of(layers: Sequence[int], first: int = 0, last: int = 0) -> StageSizes
     return StageSizes(tuple(layers), first, last, alone=first + last)
 
 
-def cuts(num_layers: int, num_stages: int) -> Iterator[tuple[int, ...]]:
+def cuts(num_layers: int, num_stages: int, fewest_last: int = 1) -> Iterator[tuple[int, ...]]:
     """All ways to cut so many layers."""
-    for inner in combinations(range(1, num_layers), num_stages - 1):
+    for inner in combinations(range(1, num_layers - fewest_last + 1), num_stages - 1):
         yield (0, *inner, num_layers)
 
 
@@ -49,7 +50,7 @@ def fits(sizes: StageSizes, bounds: Sequence[int], room: Sequence[int]) -> bool:
 def problems(draw: st.DrawFn) -> tuple[StageSizes, list[int]]:
     """A model, and members of which some are too small for it, or lend without a limit."""
     sizes = draw(SIZES)
-    num_stages = draw(st.integers(1, len(sizes.layers)))
+    num_stages = draw(st.integers(1, max(1, len(sizes.layers) - sizes.fewest_last + 1)))
     most = sizes.needed(0, len(sizes.layers))
     offered = st.one_of(st.just(0), st.integers(1, max(most, 1)))
     return sizes, draw(st.lists(offered, min_size=num_stages, max_size=num_stages))
@@ -61,7 +62,9 @@ def test_the_largest_stage_is_as_small_as_in_any_cut_that_fits(
 ) -> None:
     sizes, room = problem
     num_layers = len(sizes.layers)
-    possible = [cut for cut in cuts(num_layers, len(room)) if fits(sizes, cut, room)]
+    possible = [
+        cut for cut in cuts(num_layers, len(room), sizes.fewest_last) if fits(sizes, cut, room)
+    ]
     if not possible:
         with pytest.raises(ConfigurationError, match="does not fit"):
             cut_layers(sizes, room)
@@ -108,6 +111,13 @@ def test_a_small_member_gets_what_fits_and_others_the_rest() -> None:
 def test_more_stages_than_layers_are_refused() -> None:
     with pytest.raises(ConfigurationError, match="2 layers cannot be cut into 3 stages: lower"):
         cut_layers(sizes_of((1, 1)), (0, 0, 0))
+    sizes = StageSizes((1, 1, 1), 0, 0, 0, fewest_last=2)
+    assert cut_layers(sizes, (0, 0)) == (0, 1, 3)
+    with pytest.raises(
+        ConfigurationError, match="3 stages, the last of which has 2 layers at least: lower"
+    ):
+        cut_layers(sizes, (0, 0, 0))
+    assert cut_layers(StageSizes((1,), 0, 0, 0, fewest_last=2), (0,)) == (0, 1)
 
 
 def test_what_is_missing_is_said_in_bytes() -> None:

@@ -288,6 +288,14 @@ def test_every_key_is_checked_and_told_by_its_line(title: str, key: str, wrong: 
             LEAST.replace("steps = 300", "hours = 2"),
             'run.toml:9: [stop] hours alone says nothing of how many steps schedule "cosine" has',
         ),
+        (
+            f"{LEAST}[layout]\nsubspace = 64",
+            "run.toml:11: [layout] subspace is for hidden states between stages: give stages, too",
+        ),
+        (
+            f"{LEAST}[layout]\nstages = 2\nsubspace = 64\n[adapter]\nr = 8",
+            "run.toml:12: [layout] subspace is for models whose own weights learn from the beginning",
+        ),
         (f'preset = "node0"\n{LEAST}', 'run.toml:1: preset "node0" is not there yet: it splits '),
         (f'preset = "psyche"\n{LEAST}', 'run.toml:1: preset "psyche" is not there yet: it '),
         (f'preset = "neuroshard"\n{LEAST}', 'run.toml:1: preset "neuroshard" is not there yet: '),

@@ -95,6 +95,12 @@ class RunFile(Section):
             raise LayoutSection.fault(
                 "stages", "and [adapter] are of language models", ModelSection.place_of("kind")
             )
+        if self.layout.subspace and self.adapter.r:
+            raise LayoutSection.fault(
+                "subspace",
+                "is for models whose own weights learn from the beginning: with an [adapter] they stay as they are",
+                AdapterSection.place_of("r"),
+            )
         if self.model.kind == CAUSAL_LM:
             if not self.num_batch_samples:
                 raise InnerSection.fault(

@@ -17,10 +17,13 @@ from neurogrid.training.runs.run_file.values import (
     whole,
 )
 
-__all__ = ["MAX_RANK", "MAX_STAGES", "AdapterSection", "LayoutSection"]
+__all__ = ["MAX_RANK", "MAX_STAGES", "MAX_SUBSPACE", "AdapterSection", "LayoutSection"]
 
 MAX_STAGES: Final = 64
 """Stages of a chain."""
+
+MAX_SUBSPACE: Final = 65_536
+"""Dimensions that hidden states travel in, where they are fewer than the model's own."""
 
 MAX_STAGE_MEMBERS: Final = 64
 """Members of a stage."""
@@ -53,6 +56,8 @@ class LayoutSection(Section):
         gradients: what gradients travel in between the members of a stage.
         power_sgd: the rank that members of a stage send each other gradients of matrices at; 0 for all of them.
         weights_every: steps after which members of a stage average a twentieth of their weights; 0 for never.
+        subspace: dimensions of a subspace that hidden states between stages are kept in, so that fewer numbers travel;
+            below the model's hidden size, and for a model that begins with random weights; 0 for whole ones.
     """
 
     stages: int = 1
@@ -64,6 +69,7 @@ class LayoutSection(Section):
     gradients: str = "float32"
     power_sgd: int = 0
     weights_every: int = 0
+    subspace: int = 0
 
     title: ClassVar[str] = "layout"
     keys: ClassVar[Mapping[str, Kind]] = {
@@ -76,6 +82,7 @@ class LayoutSection(Section):
         "gradients": one_of("float32", "bfloat16"),
         "power_sgd": whole(0, MAX_RANK),
         "weights_every": whole(0, 10**9),
+        "subspace": whole(0, MAX_SUBSPACE),
     }
 
     def _check(self) -> None:
@@ -90,6 +97,12 @@ class LayoutSection(Section):
                     "is for stages of several members: give stage_members, too",
                     self.place_of("stage_members"),
                 )
+        if self.subspace and self.stages == 1:
+            raise self.fault(
+                "subspace",
+                "is for hidden states between stages: give stages, too",
+                self.place_of("stages"),
+            )
 
     def num_micro_batches(self, num_samples: int, num_members: int = 0) -> int:
         """Micro-batches of a batch of so many samples, for a chain of so many members; 0 for one a stage."""
