@@ -243,6 +243,7 @@ class ChainPart:
             recompute=layout.recompute,
             quantization=order.quantization,
             power_sgd=layout.power_sgd,
+            subspace=layout.subspace,
         )
         await process.settle()
         is_given = any(not name.startswith(WEIGHTS_PIECE) for name in order.names)

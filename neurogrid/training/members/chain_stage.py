@@ -118,7 +118,8 @@ class ChainStage:
         self._session = session_of(order.run)
         self._steps: deque[Step] = deque()
         self._apply: Apply | None = None
-        self._sources = sources_of(self._stages, own, leader)
+        self._has_subspace = run_file.layout.subspace > 0
+        self._sources = sources_of(self._stages, own, leader, has_subspace=self._has_subspace)
         self._inbox = StageInbox(session_of(order.run), order.chain, order.step, self._sources)
         self._came = RenewedEvent()
         self._fault: NeuroGridError | None = None
@@ -388,24 +389,31 @@ class ChainStage:
             is_first = self._index == 0
             code = RunMessage.TOKENS if is_first else RunMessage.HIDDEN
             sender = self._leader if is_first else self._peer(number, self._index - 1)
-            given, labels = await self._tensor(code, number, sender), None
+            given, labels, tokens = await self._tensor(code, number, sender), None, None
+            if self._has_subspace and not is_first:
+                tokens = await self._tensor(RunMessage.TOKENS, number, self._leader)
             if self._is_last:
                 labels = await self._tensor(RunMessage.LABELS, number, self._leader)
-            loss = await self._forward(number, given, labels, step)
+            loss = await self._forward(number, given, labels, step, tokens)
         self.num_done += 1
         return loss
 
     async def _forward(
-        self, number: int, given: PlainTensor, labels: PlainTensor | None, step: Step
+        self,
+        number: int,
+        given: PlainTensor,
+        labels: PlainTensor | None,
+        step: Step,
+        tokens: PlainTensor | None,
     ) -> float | None:
         result: PlainTensor | float
         if step.is_evaluation:
-            result = await self._process.evaluate(given, labels)
+            result = await self._process.evaluate(given, labels, tokens)
         elif labels is None:
-            result = await self._process.forward(number, self._step, given)
+            result = await self._process.forward(number, self._step, given, tokens)
         else:
             result = await self._process.forward_loss(
-                number, self._step, given, labels, step.labels
+                number, self._step, given, labels, step.labels, tokens
             )
         if isinstance(result, PlainTensor):
             self._give(self._peer(number, self._index + 1), RunMessage.HIDDEN, number, result)

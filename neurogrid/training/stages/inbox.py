@@ -25,19 +25,22 @@ Sources = Mapping[RunMessage, frozenset[str]]
 """Who may send each kind of tensor."""
 
 
-def sources_of(stages: Sequence[Sequence[str]], peer: str, leader: str) -> Sources:
+def sources_of(
+    stages: Sequence[Sequence[str]], peer: str, leader: str, *, has_subspace: bool = False
+) -> Sources:
     """Who may send a member each kind of tensor; kinds that nobody may send it are not among them.
 
     Args:
         stages: the peer ids of each stage.
         peer: the member.
+        has_subspace: hidden states come as a part that the token ids belong to.
     """
     last = len(stages) - 1
     index = next(i for i, members in enumerate(stages) if peer in members)
     found: dict[RunMessage, frozenset[str]] = {}
-    if index == 0:
+    if index == 0 or has_subspace:
         found[RunMessage.TOKENS] = frozenset({leader})
-    else:
+    if index:
         found[RunMessage.HIDDEN] = frozenset(stages[index - 1])
     if index == last:
         found[RunMessage.LABELS] = frozenset({leader})

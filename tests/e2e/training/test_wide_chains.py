@@ -5,6 +5,14 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from neurogrid.training.data.slices import read_manifest, slice_path
+from neurogrid.training.optimizers.gradients import token_weighted_loss
+from neurogrid.training.trainer import FileRange
+from neurogrid.training.trainer.batches import BatchReader
 from tests.e2e.training.run_processes import RunProcesses, open_run, used_samples
 from tests.e2e.training.test_chains import CHAIN, NUM_STEPS, check_equal
 from tests.ports import free_port
@@ -97,3 +105,29 @@ def test_two_heads_three_bodies_and_two_tails(tmp_path: Path) -> None:
         assert set(used_samples(run.run).values()) == {1}
         assert "other gradients" not in run.log
         assert "other weights" not in run.log
+
+
+def held_out_loss(run: RunProcesses) -> float:
+    """Of the checkpoint, as transformers opens it, over 32 samples."""
+    manifest = read_manifest(run.run / "data")
+    model = AutoModelForCausalLM.from_pretrained(run.run / "checkpoints" / "latest")
+    held_out = slice_path(run.run / "data", manifest.held_out[0])
+    batch = BatchReader("causal-lm", model.config).read([FileRange(held_out, 0, 32)])
+    ((ids, labels),) = batch.pieces(batch.num_samples)
+    with torch.no_grad():
+        logits = model(input_ids=ids).logits
+    return float(token_weighted_loss(logits.flatten(0, 1), labels.flatten(), batch.num_labels))
+
+
+def test_hidden_states_in_a_subspace_are_learned_from(tmp_path: Path) -> None:
+    """An eighth of the numbers goes from stage to stage, and the model is one like any other."""
+    text = CHAIN.replace("stages = 2", "stages = 2\nstage_members = 2\nsubspace = 4")
+    with open_run(tmp_path, free_port(), text) as run:
+        run.lead()
+        for name in ("one", "two", "three"):
+            run.join(name)
+        run.end()
+        figures = run.figures()
+        assert figures[-1]["loss"] < figures[0]["loss"] - 0.5
+        assert "the subspace has the digest " in run.log
+        assert figures[-1]["eval_loss"] == pytest.approx(held_out_loss(run), abs=2e-4)

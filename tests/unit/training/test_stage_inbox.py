@@ -54,6 +54,9 @@ def test_each_stage_is_sent_what_its_place_needs() -> None:
     assert second == sent(HIDDEN="a", GRADIENT="c")
     assert last == sent(HIDDEN="b", LABELS=LEADER, TIED="a")
     assert sources(0, 1) == sent(TOKENS=LEADER, LABELS=LEADER)
+    # What hidden states in a subspace are a part of, their token ids say.
+    found = sources_of([("a",), ("b",)], "b", LEADER, has_subspace=True)
+    assert found == sent(TOKENS=LEADER, HIDDEN="a", LABELS=LEADER, TIED="a")
 
 
 def test_each_member_of_a_stage_is_sent_what_its_place_needs() -> None:

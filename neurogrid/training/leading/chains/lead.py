@@ -12,6 +12,7 @@ import trio
 
 from neurogrid.errors import ConfigurationError
 from neurogrid.model.files.config import build_config
+from neurogrid.model.proof.subspace_proof import check_subspace, subspace_of
 from neurogrid.model.proof.training_proof import check_trainable
 from neurogrid.node.reach_settings import open_reach
 from neurogrid.p2p.exchange.exchange import Exchange
@@ -102,6 +103,17 @@ async def lead_chain(settings: LeaderSettings, progress: LeaderProgress, board: 
         built = build_config(config)
         progress.say("proving that stages give the model's gradients")
         await trio.to_thread.run_sync(check_trainable, built)
+        if run.layout.subspace:
+            if weights_of(settings.model, None) is not None:
+                raise ConfigurationError(
+                    f"[layout] subspace would damage what the weights in {settings.model} have learned: it is for a "
+                    "config.json and a tokenizer alone"
+                )
+            await trio.to_thread.run_sync(check_subspace, built)
+            subspace = subspace_of(built, run.layout.subspace, seed=run.seed)
+            vocab_size = built.get_text_config(decoder=True).vocab_size
+            digest = await trio.to_thread.run_sync(subspace.digest, vocab_size)
+            progress.say(f"the subspace has the digest {digest.hex()}")
         model = await trio.to_thread.run_sync(_begun_with, settings.model, config, run, directory)
         sizes = stage_sizes(run, await trio.to_thread.run_sync(chain_numbers, model, run.adapter))
         # Before anybody has joined: more stages than there are layers no members could be.

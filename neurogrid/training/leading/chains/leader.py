@@ -411,12 +411,12 @@ class ChainLeader:
                 async with trio.open_nursery() as nursery:
                     for peer in chain.peers:
                         await self._tell(peer, RunMessage.STEP, told.encode())
-                    for code, end, part in ((RunMessage.TOKENS, 0, 0), (RunMessage.LABELS, -1, 1)):
-                        for lane, peer in enumerate(chain.stages[end]):
+                    for code, index, part in self._ways(len(chain.stages)):
+                        for lane, peer in enumerate(chain.stages[index]):
                             tensors = [
                                 (number, each[part])
                                 for number, each in enumerate(pieces)
-                                if lanes[number][end] == lane
+                                if lanes[number][index] == lane
                             ]
                             nursery.start_soon(self._send_tensors, chain, code, peer, step, tensors)
                     await self._members.wait(chain, lambda: chain.all_done(step))
@@ -428,6 +428,15 @@ class ChainLeader:
             ) from None
         if not is_evaluation:
             self._note_paces(chain, step)
+
+    def _ways(self, num_stages: int) -> list[tuple[RunMessage, int, int]]:
+        """What of a batch goes to which stage: the message, the stage, and which part of a micro-batch it is."""
+        is_for_all = self._facts.run_file.layout.subspace > 0
+        tokens = range(num_stages) if is_for_all else (0,)
+        return [
+            *((RunMessage.TOKENS, index, 0) for index in tokens),
+            (RunMessage.LABELS, num_stages - 1, 1),
+        ]
 
     def _note_paces(self, chain: Chain, step: int) -> None:
         """What a micro-batch has taken each member, for the routes of the next step."""
