@@ -48,13 +48,13 @@ from neurogrid.model.stages.device import (
 from neurogrid.model.stages.stage import Stage
 from neurogrid.model.stages.weight_loading import place_module
 from neurogrid.training.runs.run_file import InnerSection
-from neurogrid.training.trainer import FileRange, TrainerSettings, open_trainer
+from neurogrid.training.trainer import BatchDone, FileRange, TrainerSettings, open_trainer
 
 NOTHING_TO_MEASURE = 77  # what test drivers take for "skipped"
 MAX_POSITIONS = 2048
 # Hidden size and layers; about 0.9 and 3 billion weights, and a size for a look at whether all runs.
 SIZES = {"64x2": (64, 2), "2048x16": (2048, 16), "3072x28": (3072, 28)}
-ROWS = (1, 8, 512)
+ROWS = (1, 8, 64, 512)
 WARM_UPS = 3
 
 Calls = Mapping[str, Callable[[], object]]
@@ -88,7 +88,9 @@ def main() -> int:
     size = {"hidden_size": hidden_size, "num_hidden_layers": num_layers}
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory)
-        model = make_model(size, path, dtype=options.dtype)
+        with device:  # on a CPU alone its random numbers would take longer than what is measured
+            model = make_model(size, path, dtype=options.dtype)
+        model.to(CPU)
         parts: dict[str, tuple[str, Callable[[], str]]] = {
             "transfers": (
                 "Weights to the device",
@@ -328,27 +330,34 @@ def training(model: Any, path: Path, device: torch.device, options: argparse.Nam
     )
     config = json.dumps(model.config.to_dict())
     settings = TrainerSettings("causal-lm", config, inner=inner, device=str(device))
-    rates: dict[str, list[float]] = {"a trainer": [], "a plain loop": []}
+    whole, steps, plainly = "a trainer, a call", "a trainer, its steps alone", "a plain loop"
+    rates: dict[str, list[float]] = {whole: [], steps: [], plainly: []}
 
     async def in_turn() -> int:
         async with open_trainer(settings) as trainer:
-            await trainer.train(batches, step=0, seed=0)  # finds the micro-batch
             plain = PlainLoop(config, inner, device)
             for number in range(options.rounds + 1):
+                done: list[BatchDone] = []
                 started = time.perf_counter()
-                trained = await trainer.train(batches, step=number * num_batches, seed=0)
+                trained = await trainer.train(
+                    batches, step=number * num_batches, seed=0, on_batch=done.append
+                )
                 between = time.perf_counter()
                 plain.train(ids, sequences, trained.micro_batch)
                 ended = time.perf_counter()
                 if number:
-                    rates["a trainer"].append(ids.numel() / (between - started))
-                    rates["a plain loop"].append(ids.numel() / (ended - between))
+                    rates[whole].append(ids.numel() / (between - started))
+                    rates[steps].append(ids.numel() / sum(each.seconds for each in done))
+                    rates[plainly].append(ids.numel() / (ended - between))
         return trained.micro_batch
 
     micro_batch = trio.run(in_turn)
     rows = [[name, spread(taken).show(0)] for name, taken in rates.items()]
     text = table([f"batches of {sequences} x {length}", "tokens/s"], rows)
-    return f"{text}\n\n{micro_batch} sequences at once in both."
+    return (
+        f"{text}\n\n{micro_batch} sequences at once in both. A call of {num_batches} batches takes the weights over from "
+        "its owner's process, and gives them back: a run has one for each of its rounds."
+    )
 
 
 class PlainLoop:
@@ -358,7 +367,8 @@ class PlainLoop:
         torch.manual_seed(0)
         raw = json.loads(config)
         built = AutoConfig.for_model(raw.pop("model_type"), **raw)
-        self._model = AutoModelForCausalLM.from_config(built, dtype=torch.float32).to(device)
+        with device:
+            self._model = AutoModelForCausalLM.from_config(built, dtype=torch.float32)
         self._model.train()
         self._inner, self._device = inner, device
         self._optimizer = torch.optim.AdamW(

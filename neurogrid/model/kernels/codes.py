@@ -91,26 +91,32 @@ class Codes:
 
     def dense(self, dtype: torch.dtype) -> torch.Tensor:
         """The weights [O, I], exact in float32 and then rounded to `dtype`."""
-        # On a GPU in one go: each piece is some calls.
-        rows = max(1, _PIECE // self.num_columns) if self.codes.is_cpu else self.num_outputs
+        if not self.codes.is_cpu:
+            # In one go: each piece is some calls.
+            return self._dense_rows(slice(None), dtype)[:, : self.num_inputs].contiguous()
+        rows = max(1, _PIECE // self.num_columns)
         pieces = [
-            self._dense_rows(slice(at, at + rows)).to(dtype)
-            for at in range(0, self.num_outputs, rows)
+            self._dense_rows(slice(at, at + rows), dtype) for at in range(0, self.num_outputs, rows)
         ]
         return torch.cat(pieces)[:, : self.num_inputs].contiguous()
 
-    def _dense_rows(self, rows: slice) -> torch.Tensor:
+    def _dense_rows(self, rows: slice, dtype: torch.dtype) -> torch.Tensor:
         codes = self.codes[rows]
         if self.bits == 8:
-            values = codes.float()
+            values = codes.float() if self.are_floats else codes
         else:
             halves = torch.stack([codes & 15, codes >> 4], dim=-1).flatten(-2)
-            values = halves.float() - 8 if self.table is None else self.table[halves.int()]
-        grouped = values.view(values.shape[0], self.scales.shape[1], -1)
-        grouped = grouped * self.scales[rows, :, None].float()
-        if self.minimums is not None:
-            grouped += self.minimums[rows, :, None].float()
-        return grouped.flatten(-2)
+            table = self.table
+            values = halves.view(torch.int8) - 8 if table is None else table[halves.int()].float()
+        scales = self.scales[rows, :, None].float()
+        grouped = values.view(values.shape[0], scales.shape[1], -1)
+        if self.minimums is None:
+            # Rounded by the product itself: a GPU reads and writes all of it once.
+            into = torch.empty(grouped.shape, dtype=dtype, device=grouped.device)
+            return torch.mul(grouped, scales, out=into).flatten(-2)
+        products = grouped * scales
+        products += self.minimums[rows, :, None].float()
+        return products.flatten(-2).to(dtype)
 
 
 def join_rows(codes: Sequence[Codes], order_O: torch.Tensor | None) -> Codes:

@@ -14,6 +14,7 @@ from torch.nn import functional
 from neurogrid.model.kernels.chosen import library
 from neurogrid.model.kernels.codes import Codes
 from neurogrid.model.kernels.compiled import ELEMENT_TYPES, Library
+from neurogrid.model.kernels.gpu_codes import GpuMatrix, gpu_matrix
 from neurogrid.model.kernels.int4 import Int4Matrix, int4_matrix
 from neurogrid.model.kernels.matrix import Matrix
 
@@ -27,7 +28,7 @@ class _HeldLinear(nn.Linear):
         dtype: what it computes in.
     """
 
-    _held: Codes | Matrix | Int4Matrix
+    _held: Codes | Matrix | Int4Matrix | GpuMatrix
 
     def __init__(self, shape: tuple[int, int], bias: nn.Parameter | None, dtype: torch.dtype):
         # nn.Linear's own would take the memory of a weight.
@@ -37,7 +38,7 @@ class _HeldLinear(nn.Linear):
         self.dtype = dtype
         self.train(False)
 
-    def _hold(self, held: Codes | Matrix | Int4Matrix) -> None:
+    def _hold(self, held: Codes | Matrix | Int4Matrix | GpuMatrix) -> None:
         """Keep what is multiplied, as parameters, too: whoever counts a module's memory counts those."""
         self._held = held
         for number, part in enumerate(held.parts):
@@ -56,7 +57,7 @@ class _HeldLinear(nn.Linear):
         """[..., I] to [..., O], without a gradient."""
         if isinstance(self._held, Matrix):
             return self._held.multiply(input)
-        if isinstance(self._held, Int4Matrix):
+        if isinstance(self._held, Int4Matrix | GpuMatrix):
             result = self._held.multiply(input)
             return result if self.bias is None else result + self.bias
         return functional.linear(input, self._held.dense(self.dtype), self.bias)
@@ -104,7 +105,8 @@ class CodesLinear(_HeldLinear):
         self, codes: Codes, bias: nn.Parameter | None, dtype: torch.dtype, *, by_int8: bool
     ) -> None:
         super().__init__((codes.num_outputs, codes.num_inputs), bias, dtype)
-        self._hold(int4_matrix(codes, dtype) or held_codes(codes, bias, dtype, by_int8=by_int8))
+        on_gpu = int4_matrix(codes, dtype) or gpu_matrix(codes, dtype)
+        self._hold(on_gpu or held_codes(codes, bias, dtype, by_int8=by_int8))
 
 
 class Bfloat16Linear(nn.Linear):
