@@ -6,8 +6,8 @@ Everything on this machine. The device is the first accelerator that torch finds
 that is said and the status is 77. `--device cpu --size 64x2` runs all of it on the CPU, to see that it runs: it prints
 figures and files none.
 
-Weights on their way to the device, one layer after another; a token through all layers, as a stage computes it and as
-transformers does, there also compiled, with and without CUDA graphs; products with codes; answers written by
+Weights on their way to the device, one layer after another; a token through all layers, as a stage computes it, also
+with codes, and as transformers does, also compiled, with and without CUDA graphs; products with codes; answers by
 transformers, by a worker, and by two on that one device; and batches that a trainer and a plain loop learn from.
 """
 
@@ -23,7 +23,7 @@ import json
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -196,36 +196,50 @@ def _rate(num_bytes: int, taken: Sequence[float]) -> str:
 
 
 def passes(model: Any, device: torch.device, options: argparse.Namespace) -> str:
-    """A token that follows a prompt: for the stage each at another length of the sequence, for transformers at one."""
-    avoid_planned_attention(device)  # as workers do
+    """A token that follows a prompt: for the stages each at another length of the sequence, for transformers at one."""
+    avoid_planned_attention(device)  # as workers do: in the whole process, so for transformers, too
     position, dtype = options.prompt_tokens, getattr(torch, options.dtype)
-    with stage_of(model, device, dtype) as stage:
-        cache = stage.new_cache(max_length=MAX_POSITIONS)
-        num_layers = stage.num_layers
-        hidden_B1D = torch.zeros(1, 1, stage.hidden_size, dtype=dtype, device=device)
-
-        def ours() -> None:
-            stage.forward(hidden_B1D, start=0, stop=num_layers, position=cache.length, cache=cache)
-
-        prompt_BTD = hidden_B1D.expand(1, position, -1).contiguous()
-        stage.forward(prompt_BTD, start=0, stop=num_layers, position=0, cache=cache)
-        calls: dict[str, Callable[[], object]] = {"a stage": ours}
-        there = model.to(device)
-        calls["transformers"] = by_transformers(there.model, hidden_B1D, position)
-        if not options.no_compile:
-            modes = {"compiled": "default"}
-            if device.type == "cuda":
-                modes["compiled, with CUDA graphs"] = "reduce-overhead"
-            for name, mode in modes.items():
-                compiled = torch.compile(there.model, mode=mode, dynamic=False)
-                calls[f"transformers, {name}"] = by_transformers(compiled, hidden_B1D, position)
-        with torch.inference_mode():
-            seconds = measure(calls, device, options.rounds)
-        model.to(CPU)
+    hidden_B1D = torch.zeros(1, 1, model.config.hidden_size, dtype=dtype, device=device)
+    calls: dict[str, Callable[[], object]] = {}
+    for name, bits in {"a stage": None, "a stage, int8": 8, "a stage, int4": 4}.items():
+        calls[name] = by_a_stage(stage_of(model, device, dtype, bits), hidden_B1D, position)
+    there = model.to(device)
+    calls["transformers"] = by_transformers(there.model, hidden_B1D, position)
+    if not options.no_compile:
+        modes = {"compiled": "default"}
+        if device.type == "cuda":
+            modes["compiled, with CUDA graphs"] = "reduce-overhead"
+        for name, mode in modes.items():
+            compiled = torch.compile(there.model, mode=mode, dynamic=False)
+            calls[f"transformers, {name}"] = by_transformers(compiled, hidden_B1D, position)
+    with torch.inference_mode():
+        seconds = measure(calls, device, options.rounds)
+    model.to(CPU)
     rows = [
         [name, spread([1e3 * each for each in taken]).show(2)] for name, taken in seconds.items()
     ]
     return table([f"after {position} tokens", "ms"], rows)
+
+
+def hold_as_codes(layer: nn.Module, bits: int, dtype: torch.dtype) -> None:
+    """Put codes in the place of a layer's matrices, where they lie."""
+    for path, each in list(layer.named_modules()):
+        if isinstance(each, nn.Linear):
+            parent, _, name = path.rpartition(".")
+            codes = quantize(each.weight.detach(), bits)
+            linear = CodesLinear(codes, None, dtype, by_int8=False)
+            setattr(layer.get_submodule(parent), name, linear)
+
+
+def by_a_stage(stage: Stage, hidden_B1D: torch.Tensor, position: int) -> Callable[[], object]:
+    """The next token through all layers of a stage, after a prompt and those before it."""
+    cache, num_layers = stage.new_cache(max_length=MAX_POSITIONS), stage.num_layers
+
+    def run(hidden_BTD: torch.Tensor) -> None:
+        stage.forward(hidden_BTD, start=0, stop=num_layers, position=cache.length, cache=cache)
+
+    run(hidden_B1D.expand(1, position, -1).contiguous())
+    return lambda: run(hidden_B1D)
 
 
 def by_transformers(base: Any, hidden_B1D: torch.Tensor, position: int) -> Callable[[], object]:
@@ -240,16 +254,19 @@ def by_transformers(base: Any, hidden_B1D: torch.Tensor, position: int) -> Calla
     )
 
 
-@contextlib.contextmanager
-def stage_of(model: Any, device: torch.device, dtype: torch.dtype) -> Iterator[Stage]:
-    """All layers of a model on the device, as a worker holds them."""
+def stage_of(
+    model: Any, device: torch.device, dtype: torch.dtype, bits: int | None = None
+) -> Stage:
+    """All layers of a model on the device, as a worker holds them; their matrices as codes, if `bits` are given."""
     stage = Stage(model.config, dtype=dtype, device=device)
     for layer_id, layer in enumerate(model.model.layers):
         prefix = f"model.layers.{layer_id}."
         tensors = {f"{prefix}{name}": each for name, each in layer.state_dict().items()}
         stage.load_layer(layer_id, tensors)
         stage.speed_up_layer(layer_id)
-    yield stage
+        if bits is not None:
+            hold_as_codes(stage.layer(layer_id), bits, dtype)
+    return stage
 
 
 def answers(model: Any, path: Path, device: torch.device, options: argparse.Namespace) -> str:
@@ -355,8 +372,8 @@ def training(model: Any, path: Path, device: torch.device, options: argparse.Nam
     rows = [[name, spread(taken).show(0)] for name, taken in rates.items()]
     text = table([f"batches of {sequences} x {length}", "tokens/s"], rows)
     return (
-        f"{text}\n\n{micro_batch} sequences at once in both. A call of {num_batches} batches takes the weights over from "
-        "its owner's process, and gives them back: a run has one for each of its rounds."
+        f"{text}\n\n{micro_batch} sequences at once in both. A call, of {num_batches} batches, takes the weights over "
+        "from the process of their owner and gives them back."
     )
 
 

@@ -100,14 +100,14 @@ def test_without_an_accelerator_there_is_the_cpu(name: str) -> None:
 
 
 def test_nothing_names_one_kind_of_accelerator() -> None:
-    """But the product that is there for CUDA alone, and the account of use that makes one wait."""
+    """But the products that are there for CUDA alone, and the account of use that makes one wait."""
     package = Path(neurogrid.__file__).parent
     named = {
         path.name
         for path in package.rglob("*.py")
         if re.search(r"torch\.(cuda|xpu|mps)\b|type [!=]= \"(cuda|xpu|mps)", path.read_text())
     }
-    assert named == {"int4.py", "gpu_metrics.py"}
+    assert named == {"int4.py", "gpu_codes.py", "gpu_metrics.py"}
 
 
 @on_devices

@@ -83,8 +83,8 @@ def transport(name: str, *, outside: frozenset[str] = TRANSPORT) -> Room:
     return Room(f"neurogrid.p2p{name}", COMMON, outside, COMMAND_LINE)
 
 
-def model(name: str) -> Room:
-    return Room(f"neurogrid.model{name}", COMMON | {"neurogrid.p2p.wire"}, TORCH, COMMAND_LINE)
+def model(name: str, *, outside: frozenset[str] = TORCH) -> Room:
+    return Room(f"neurogrid.model{name}", COMMON | {"neurogrid.p2p.wire"}, outside, COMMAND_LINE)
 
 
 def service(name: str, floors: frozenset[str]) -> Room:
@@ -141,7 +141,8 @@ HOUSE = (
     transport(".blocking"),
     model(".confined"),
     model(".unused_memory"),
-    model(".kernels"),
+    # Triton where torch brings it along.
+    model(".kernels", outside=TORCH | {"triton"}),
     model(".files"),
     model(".caches"),
     model(".stages"),

@@ -1,8 +1,9 @@
-"""Products on the CPU with matrices as a checkpoint has them: bfloat16, or codes of 8 and 4 bits.
+"""Products with matrices as a checkpoint has them: bfloat16, or codes of 8 and 4 bits.
 
 `Codes` is the one form of all that is quantised, and `quantize` makes it of weights. `Matrix` multiplies with codes
-or with bfloat16, where `library` was built and passes its own check; elsewhere torch's products serve. Of those one
-reads codes: that of 4 bits on CUDA (int4.py). `CompiledLayer` is all of a decoder layer.
+or with bfloat16, where `library` was built and passes its own check; elsewhere torch's products serve. On CUDA codes
+are multiplied, too: of 4 bits by torch's own kernel (int4.py), and by those that Triton compiles (gpu_codes.py).
+`CompiledLayer` is all of a decoder layer.
 """
 
 from neurogrid.model.kernels.chosen import library

@@ -92,7 +92,7 @@ class _WideLinear(_HeldLinear):
 class CodesLinear(_HeldLinear):
     """A linear layer of codes, multiplied as codes where there are products for that, else made dense for each.
 
-    On the CPU there are, and on CUDA for codes of 4 bits in bfloat16.
+    On the CPU there are, and on CUDA.
 
     Args:
         codes: where the products are to be, on that device.

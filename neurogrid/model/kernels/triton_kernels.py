@@ -18,7 +18,7 @@ __all__ = ["TritonError", "make_dense", "make_dense_of_tiles", "multiply_rows"]
 
 
 @triton.jit
-def _values(codes, ARE_FLOATS: tl.constexpr):  # type: ignore[no-untyped-def]
+def _values(codes, ARE_FLOATS: tl.constexpr):
     """What codes of 8 bits stand for."""
     if ARE_FLOATS:
         codes = codes.to(tl.float8e4nv, bitcast=True)
@@ -26,7 +26,7 @@ def _values(codes, ARE_FLOATS: tl.constexpr):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _pair(codes, table, HAS_TABLE: tl.constexpr):  # type: ignore[no-untyped-def]
+def _pair(codes, table, HAS_TABLE: tl.constexpr):
     """What two codes of 4 bits in a byte stand for: of the even inputs, and of the odd ones."""
     even, odd = codes & 15, codes >> 4
     if HAS_TABLE:
@@ -35,7 +35,7 @@ def _pair(codes, table, HAS_TABLE: tl.constexpr):  # type: ignore[no-untyped-def
 
 
 @triton.jit(do_not_specialize=["num_outputs", "num_units", "num_rows"])
-def multiply_rows(  # type: ignore[no-untyped-def]
+def multiply_rows(
     codes,
     scales,
     minimums,
@@ -90,7 +90,7 @@ def multiply_rows(  # type: ignore[no-untyped-def]
 
 
 @triton.jit(do_not_specialize=["num_outputs", "num_units"])
-def make_dense(  # type: ignore[no-untyped-def]
+def make_dense(
     codes,
     scales,
     minimums,
@@ -133,7 +133,7 @@ def make_dense(  # type: ignore[no-untyped-def]
 
 
 @triton.jit(do_not_specialize=["num_outputs"])
-def make_dense_of_tiles(  # type: ignore[no-untyped-def]
+def make_dense_of_tiles(
     packed,
     scales_and_zeros,
     num_outputs,

@@ -92,8 +92,8 @@ def avoid_planned_attention(device: torch.device) -> None:
     """Have this process compute attention on `device` without kernels that are planned for each length of a sequence.
 
     cuDNN's are, for each of them in each thread anew, and torch takes them first on NVIDIA's newer GPUs. While tokens
-    are decoded every step has another length: on an H100 with torch 2.11 a token took 48 ms through 16 layers and 10 at
-    one length (benchmarks/results/2026-11-26-gpu-cuda-intel-xeon.md). The other kernels stay.
+    are decoded every step has another length: on an H100 with torch 2.11 a token took 48 ms through 16 layers, and 9 on
+    an H200 without them (benchmarks/results/2026-11-26-gpu-cuda-intel-xeon.md). The other kernels stay.
     """
     backend: Any = getattr(torch.backends, device.type, None)
     if hasattr(backend, "enable_cudnn_sdp"):
