@@ -204,14 +204,16 @@ def passes(model: Any, device: torch.device, options: argparse.Namespace) -> str
     for name, bits in {"a stage": None, "a stage, int8": 8, "a stage, int4": 4}.items():
         calls[name] = by_a_stage(stage_of(model, device, dtype, bits), hidden_B1D, position)
     there = model.to(device)
-    calls["transformers"] = by_transformers(there.model, hidden_B1D, position)
+    calls["transformers"] = by_transformers(there.model, there.model, hidden_B1D, position)
     if not options.no_compile:
         modes = {"compiled": "default"}
         if device.type == "cuda":
             modes["compiled, with CUDA graphs"] = "reduce-overhead"
         for name, mode in modes.items():
             compiled = torch.compile(there.model, mode=mode, dynamic=False)
-            calls[f"transformers, {name}"] = by_transformers(compiled, hidden_B1D, position)
+            calls[f"transformers, {name}"] = by_transformers(
+                there.model, compiled, hidden_B1D, position
+            )
     with torch.inference_mode():
         seconds = measure(calls, device, options.rounds)
     model.to(CPU)
@@ -242,14 +244,19 @@ def by_a_stage(stage: Stage, hidden_B1D: torch.Tensor, position: int) -> Callabl
     return lambda: run(hidden_B1D)
 
 
-def by_transformers(base: Any, hidden_B1D: torch.Tensor, position: int) -> Callable[[], object]:
-    """The next token through a model that keeps keys and values in memory of a fixed size, as graphs want it."""
+def by_transformers(
+    base: Any, decoder: Any, hidden_B1D: torch.Tensor, position: int
+) -> Callable[[], object]:
+    """The next token through `decoder`, with keys and values in memory of a fixed size, as graphs want it.
+
+    The prompt goes through `base`: a cache that is made in a compiled pass has no fixed place, and no graph takes it.
+    """
     cache = StaticCache(config=base.config, max_cache_len=MAX_POSITIONS)
     with torch.inference_mode():
         prompt_BTD = hidden_B1D.expand(1, position, -1).contiguous()
         base(inputs_embeds=prompt_BTD, past_key_values=cache, use_cache=True)
     position_ids = torch.full((1, 1), position, device=hidden_B1D.device)
-    return lambda: base(
+    return lambda: decoder(
         inputs_embeds=hidden_B1D, past_key_values=cache, position_ids=position_ids, use_cache=True
     )
 

@@ -6,7 +6,8 @@ for the CPU with the same arguments, by which ours are tested where there is no 
 as a matrix loses that is rounded to bfloat16 for a product.
 
 The kernel reads all codes anew for each 16 rows. So for more of them the weights are made once, by a kernel of ours,
-where there are such (launches.py): on an H200 512 rows of a matrix [8192, 2048] take 42 us so, and 610 by torch's.
+where there are such (launches.py): for 512 rows of a matrix [8192, 2048] that takes an H200 17 us, and 25 the product
+with them, where torch's kernel takes 610.
 
 What it does not take goes elsewhere: codes of 8 bits, those with a table, odd sizes. So does all where the kernel is
 not what it should be, which is tried once for each device and group.
