@@ -27,7 +27,7 @@ defaults filled in. Paths are relative to where `neurogrid train` is started. Si
 
 By method, `[outer]` has other defaults: `diloco` has 1 fragment; `averaging` also `lr = 1.0` and `momentum = 0.0`;
 `data_parallel` also `every = 1` and `projected = false`. A preset fills in values before the file does; there is
-`hypha`.
+`hypha`, `node0` and `neuroshard`.
 """
 
 

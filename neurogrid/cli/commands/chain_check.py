@@ -76,12 +76,7 @@ def _lines(
             f"             {names} may take more than its member lends: smaller micro-batches ([layout] "
             "micro_batches) and [layout] recompute make that less"
         )
-    spare = (
-        ""
-        if run.members.max <= num_stages
-        else "; others stand by, and take the place of one that is lost"
-    )
-    yield f"members      {_counted(num_stages, 'member')}, one for each stage{spare}"
+    yield f"members      {_members(run)}"
     tokens = told.samples * run.data.sequence_length
     waiting = f", stages wait for others {told.bubble:.0%} of the time" if num_stages > 1 else ""
     yield (
@@ -122,6 +117,17 @@ def _would_do(run: RunFile, numbers: ChainNumbers, lent: list[int]) -> str:
             continue
         return f". {num_stages} stages would do, of {format_bytes(least)} each"
     return ""
+
+
+def _members(run: RunFile) -> str:
+    """How many members a chain has, for people."""
+    num_stages, most = run.layout.stages, run.layout.stages * run.layout.stage_members
+    told = f"{_counted(num_stages, 'member')}, one for each stage"
+    if most > num_stages:
+        told += f"; up to {min(most, run.members.max):,} share the work of theirs"
+    if run.members.max > most:
+        told += "; others stand by, and take the place of one that is lost"
+    return told
 
 
 def _layers(stage: StageEstimate) -> str:

@@ -33,6 +33,7 @@ from neurogrid.training.runs.run_file.places import key_lines
 from neurogrid.training.runs.run_file.presets import PRESETS
 from neurogrid.training.runs.run_file.run_file import SECTIONS
 from neurogrid.training.runs.run_file.sections import METHODS
+from neurogrid.training.runs.run_file.stage_sections import LayoutSection
 from neurogrid.training.runs.run_file.values import MAX_WHOLE
 from neurogrid.training.wire import GroupSettings
 
@@ -296,10 +297,19 @@ def test_every_key_is_checked_and_told_by_its_line(title: str, key: str, wrong: 
             f"{LEAST}[layout]\nstages = 2\nsubspace = 64\n[adapter]\nr = 8",
             "run.toml:12: [layout] subspace is for models whose own weights learn from the beginning",
         ),
-        (f'preset = "node0"\n{LEAST}', 'run.toml:1: preset "node0" is not there yet: it splits '),
         (f'preset = "psyche"\n{LEAST}', 'run.toml:1: preset "psyche" is not there yet: it '),
-        (f'preset = "neuroshard"\n{LEAST}', 'run.toml:1: preset "neuroshard" is not there yet: '),
-        (f'preset = "other"\n{LEAST}', 'run.toml:1: preset is "hypha", not another'),
+        (
+            f"{LEAST}[layout]\nstages = 2\npower_sgd = 4",
+            "run.toml:12: [layout] power_sgd is for stages of several members: give stage_members, too",
+        ),
+        (
+            f'{LEAST}[layout]\nstage_members = 2\npower_sgd = 4\ngradients = "bfloat16"',
+            "run.toml:12: [layout] power_sgd sends what it sends in float32",
+        ),
+        (
+            f'preset = "other"\n{LEAST}',
+            'run.toml:1: preset is "hypha", "node0", "neuroshard", not another',
+        ),
     ],
 )
 def test_what_is_wrong_is_told_with_its_place(text: str, told: str) -> None:
@@ -472,3 +482,19 @@ def test_the_schedules_are_those_that_there_are() -> None:
         )
         assert factor(0) == 0.0
         assert factor(5) == 1.0
+
+
+def test_what_members_lend_counts_by_tiers() -> None:
+    """500 MB, as NeuroShard has them: a little more or less memory gives the same cut."""
+    layout = LayoutSection(memory_tier=500)
+    assert layout.tiered(6_568_000_000) == layout.tiered(6_622_000_000) == 6_500_000_000
+    assert layout.tiered(0) == 0  # any
+    assert layout.tiered(1) == 1  # and not any
+    assert LayoutSection().tiered(6_568_000_001) == 6_568_000_001
+
+
+def test_a_chain_of_so_many_members_has_four_micro_batches_for_each() -> None:
+    layout = LayoutSection(stages=2)
+    assert (layout.num_micro_batches(100), layout.num_micro_batches(100, 5)) == (8, 20)
+    assert layout.num_micro_batches(3, 5) == 3
+    assert replace(layout, micro_batches=7).num_micro_batches(100, 5) == 7

@@ -314,22 +314,23 @@ class Arranger:
         needed = [self._sizes.needed(start, stop) for start, stop in pairwise(bounds)]
 
         def fits(peer_id: str, index: int) -> bool:
-            (room,) = rooms_of([self._members.get(peer_id).memory])
+            (room,) = self._rooms([peer_id])
             return not room or needed[index] <= room
 
         return fill(stages, peers, self._layout.stage_members, fits, needed)
 
     def _cut(self, stages: Stages) -> tuple[int, ...]:
         last = self.last
-        rooms = [
-            min(filter(None, rooms_of([self._members.get(p).memory for p in stage])), default=0)
-            for stage in stages
-        ]
+        rooms = [min(filter(None, self._rooms(stage)), default=0) for stage in stages]
         if last is not None and len(last.stages) == len(stages):
             needed = [self._sizes.needed(a, b) for a, b in pairwise(last.bounds)]
             if all(not room or need <= room for need, room in zip(needed, rooms, strict=True)):
                 return last.bounds
         return cut_layers(self._sizes, rooms)
+
+    def _rooms(self, peers: Sequence[str]) -> list[int]:
+        """Bytes for stages, of what members lend; 0 for whatever there is."""
+        return rooms_of([self._layout.tiered(self._members.get(peer).memory) for peer in peers])
 
     # Those that join in
 

@@ -23,14 +23,31 @@ PRESETS: Final[Mapping[str, Mapping[str, Mapping[str, Any]]]] = {
             "aggregator": "mean",
         },
     },
+    # Stages of several members, of a model from random weights: gradients at a low rank, a twentieth of the weights
+    # averaged every five steps. `stages` is the run file's to say, and `subspace`.
+    "node0": {
+        "inner": {"optimizer": "adamw", "lr": 3e-4, "weight_decay": 0.1, "clip": 1.0},
+        "layout": {"stage_members": 64, "power_sgd": 64, "weights_every": 5},
+    },
+    # 500 steps each for itself, and a trimmed mean of differences; machines of about the same memory are taken for
+    # alike, so that a restart gives the same cut.
+    "neuroshard": {
+        "inner": {"optimizer": "adamw", "lr": 1e-4, "clip": 1.0},
+        "outer": {
+            "method": "diloco",
+            "every": 500,
+            "lr": 0.7,
+            "momentum": 0.9,
+            "codec": "f32",
+            "aggregator": "trimmed_mean",
+        },
+        "layout": {"memory_tier": 500},
+    },
 }
 
 # What a preset needs that runs have not; and what of it can be had.
 _LATER: Final = {
     "psyche": "it exchanges DCT coefficients (DisTrO), which runs do not yet",
-    "node0": "it splits the model into stages, which come later",
-    "neuroshard": "it splits the model into stages, which come later; of whole models the same is [outer] "
-    'method = "diloco", every = 500, codec = "f32", aggregator = "trimmed_mean"',
 }
 
 

@@ -71,8 +71,8 @@ class RunFile(Section):
 
     @property
     def is_chain(self) -> bool:
-        """Whether members hold a stage each, or learn an adapter: one copy of what learns, in one chain."""
-        return self.layout.stages > 1 or self.adapter.r > 0
+        """Whether members are stages, of one or several each, or learn an adapter: one state of what learns."""
+        return self.layout.stages > 1 or self.layout.stage_members > 1 or self.adapter.r > 0
 
     @property
     def num_batch_samples(self) -> int:

@@ -56,6 +56,8 @@ class LayoutSection(Section):
         gradients: what gradients travel in between the members of a stage.
         power_sgd: the rank that members of a stage send each other gradients of matrices at; 0 for all of them.
         weights_every: steps after which members of a stage average a twentieth of their weights; 0 for never.
+        memory_tier: megabytes that what members lend is rounded down to before the model is cut, so that about the same
+            memory gives the same cut; 0 for what they lend.
         subspace: dimensions of a subspace that hidden states between stages are kept in, so that fewer numbers travel;
             below the model's hidden size, and for a model that begins with random weights; 0 for whole ones.
     """
@@ -69,6 +71,7 @@ class LayoutSection(Section):
     gradients: str = "float32"
     power_sgd: int = 0
     weights_every: int = 0
+    memory_tier: int = 0
     subspace: int = 0
 
     title: ClassVar[str] = "layout"
@@ -82,6 +85,7 @@ class LayoutSection(Section):
         "gradients": one_of("float32", "bfloat16"),
         "power_sgd": whole(0, MAX_RANK),
         "weights_every": whole(0, 10**9),
+        "memory_tier": whole(0, 10**6),
         "subspace": whole(0, MAX_SUBSPACE),
     }
 
@@ -103,6 +107,11 @@ class LayoutSection(Section):
                 "is for hidden states between stages: give stages, too",
                 self.place_of("stages"),
             )
+
+    def tiered(self, memory: int) -> int:
+        """What of the bytes that a member lends counts for the cut; 0 stays 0, which is any."""
+        tier = self.memory_tier * 10**6
+        return max(memory // tier * tier, 1) if tier and memory else memory
 
     def num_micro_batches(self, num_samples: int, num_members: int = 0) -> int:
         """Micro-batches of a batch of so many samples, for a chain of so many members; 0 for one a stage."""
