@@ -219,7 +219,8 @@ async def open_worker(settings: WorkerSettings) -> AsyncIterator[Worker]:
     """
     if not (settings.serves or settings.trains):
         raise ConfigurationError("a worker serves, trains, or both")
-    start_fork_server()  # before a GPU, other threads and the identity's key
+    if settings.serves:
+        start_fork_server()  # before a GPU, other threads and the identity's key
     machine = machine_name(settings.name)
     device = select_device(settings.device)
     avoid_planned_attention(device)

@@ -12,7 +12,7 @@ from neurogrid.cli.terminal.screen import Screen
 __all__ = ["import_libraries"]
 
 
-def import_libraries(screen: Screen, *names: str) -> None:
+def import_libraries(screen: Screen, *names: str, confines: bool = True) -> None:
     """Import modules of ours that bring torch and transformers, and what these make for good.
 
     The screen shows it where something can move: it may take longer than all that follows.
@@ -21,6 +21,9 @@ def import_libraries(screen: Screen, *names: str) -> None:
     fifth of the time, and would go on to whenever the process has grown: it is told to leave them out.
 
     The process in whose children other people's data is tried is forked now, with all that and little else.
+
+    Args:
+        confines: whether there will be any to try.
     """
     was_enabled = gc.isenabled()
     gc.disable()
@@ -33,6 +36,8 @@ def import_libraries(screen: Screen, *names: str) -> None:
         gc.freeze()
         if was_enabled:
             gc.enable()
+    if not confines:
+        return
     from neurogrid.model.confined import start_fork_server
 
     start_fork_server(in_any_thread=True)  # trio's, which wait for work

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-from transformers.optimization import get_scheduler
 
 __all__ = ["SCHEDULES", "schedule_of"]
 
@@ -61,6 +60,9 @@ def schedule_of(
         specific = {"num_decay_steps": num_decay_steps, "min_lr_ratio": least}
     # An optimiser of nothing: transformers hands out its factors by way of one.
     optimizer = torch.optim.SGD([torch.zeros(1)], lr=1.0)
+    # Here, not above: it brings PEFT, and most who import this make no schedule.
+    from transformers.optimization import get_scheduler
+
     scheduler = get_scheduler(
         SCHEDULES[name],
         optimizer,

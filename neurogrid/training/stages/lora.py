@@ -22,6 +22,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from neurogrid.errors import CheckpointError, ConfigurationError
+from neurogrid.model.kernels import in_shape_only
 from neurogrid.training.runs.run_file.stage_sections import AdapterSection
 
 __all__ = [
@@ -113,10 +114,14 @@ class Adapters:
             # Within a module without a config, by which PEFT would take it for a whole model. Names are whole paths.
             inside = nn.ModuleDict({"layer": layer})
             config = _peft_config(self._adapter, [f"layer.{path}" for path in paths])
-            _import_peft().inject_adapter_in_model(config, inside)
+            # It looks at each weight some twenty times, and those of codes are made each time.
+            with in_shape_only(layer):
+                _import_peft().inject_adapter_in_model(config, inside)
         learning: dict[str, nn.Parameter] = {}
         for path in paths:
             adapted: Any = layer.get_submodule(path)
+            # What goes in has the dtype of the products: autocast would make that again of each float32 copy.
+            adapted.cast_input_dtype_enabled = False
             for part in _PARTS:
                 linear = getattr(adapted, part)[_ADAPTER]
                 full_name = f"{_PREFIX}{name}.{path}.{part}.weight"
