@@ -241,6 +241,12 @@ HOUSE = (
     ),
     # A child process and its owner, as a trainer is.
     training(".stages.tensor_frames", frozenset({"torch"})),
+    Room(
+        "neurogrid.training.stages.weight_files",
+        COMMON | {"neurogrid.model"},
+        frozenset({"torch"}),
+        COMMAND_LINE,
+    ),
     training(".stages.stage_program", frozenset({"torch", "safetensors"})),
     training(".stages.stage_process", frozenset({"trio", "torch"})),
     training(".stages", frozenset()),

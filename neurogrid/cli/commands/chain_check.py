@@ -139,10 +139,13 @@ def _memory(run: RunFile, stage: StageEstimate) -> str:
     copies = f", {format_bytes(stage.copies)} for copies in bfloat16" if stage.copies else ""
     under_way = _counted(stage.under_way, "micro-batch")
     whole = f"the inputs of {under_way}, and one of them" if run.layout.recompute else under_way
+    learning = stage.gradients + stage.optimizer + stage.step_bytes
+    opening = f", before all that {format_bytes(stage.opening)} to open it"
     return (
         f"about {format_bytes(stage.memory_bytes)}: {format_bytes(stage.weights)} for weights, "
         f"{format_bytes(stage.gradients)} for gradients, {format_bytes(stage.optimizer)} for the optimiser{copies}, "
-        f"{format_bytes(stage.activations)} for {whole} under way, the rest for Python and torch"
+        f"{format_bytes(stage.activations)} for {whole} under way"
+        f"{opening if stage.opening > learning else ''}, the rest for Python and torch"
     )
 
 

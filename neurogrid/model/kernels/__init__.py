@@ -15,6 +15,7 @@ from neurogrid.model.kernels.linear import (
     CodesLinear,
     held_codes,
     hold_as_bfloat16,
+    in_shape_only,
     matrix_of,
 )
 from neurogrid.model.kernels.matrix import Matrix
@@ -35,6 +36,7 @@ __all__ = [
     "NormPart",
     "held_codes",
     "hold_as_bfloat16",
+    "in_shape_only",
     "join_rows",
     "library",
     "matrix_of",

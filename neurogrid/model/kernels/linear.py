@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -18,7 +20,14 @@ from neurogrid.model.kernels.gpu_codes import GpuMatrix, gpu_matrix
 from neurogrid.model.kernels.int4 import Int4Matrix, int4_matrix
 from neurogrid.model.kernels.matrix import Matrix
 
-__all__ = ["Bfloat16Linear", "CodesLinear", "held_codes", "hold_as_bfloat16", "matrix_of"]
+__all__ = [
+    "Bfloat16Linear",
+    "CodesLinear",
+    "held_codes",
+    "hold_as_bfloat16",
+    "in_shape_only",
+    "matrix_of",
+]
 
 
 class _HeldLinear(nn.Linear):
@@ -43,6 +52,11 @@ class _HeldLinear(nn.Linear):
         self._held = held
         for number, part in enumerate(held.parts):
             self.register_parameter(f"held_{number}", nn.Parameter(part, requires_grad=False))
+
+    @property
+    def held_device(self) -> torch.device:
+        """Where what is multiplied lies."""
+        return self._held.parts[0].device
 
     def __getattr__(self, name: str) -> Any:
         return self._held.dense(self.dtype) if name == "weight" else super().__getattr__(name)
@@ -146,6 +160,23 @@ def held_codes(
     if found is None:
         return codes
     return Matrix.of_codes(found, codes, _bias_of_products(bias), by_int8=by_int8)
+
+
+@contextmanager
+def in_shape_only(module: nn.Module) -> Iterator[None]:
+    """Have the layers in a module whose weight is made each time show zeros without memory in its place.
+
+    For whoever looks at dtype, device and shape of a weight alone, and that often.
+    """
+    held = [each for each in module.modules() if isinstance(each, _HeldLinear)]
+    for each in held:
+        weight = torch.zeros((), dtype=each.dtype, device=each.held_device)
+        each.__dict__["weight"] = weight.expand(each.out_features, each.in_features)
+    try:
+        yield
+    finally:
+        for each in held:
+            del each.__dict__["weight"]
 
 
 def hold_as_bfloat16(linear: nn.Linear) -> nn.Linear:

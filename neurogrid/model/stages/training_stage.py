@@ -12,7 +12,8 @@ Shape legend: B sequences, T tokens, D hidden size, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -26,6 +27,7 @@ from neurogrid.model.files.tensor_names import is_end_tensor, layer_of
 from neurogrid.model.stages.experts import expert_weights
 from neurogrid.model.stages.skeleton import Skeleton
 from neurogrid.model.stages.subspace import Subspace
+from neurogrid.model.unused_memory import give_back_memory
 
 __all__ = ["Adapt", "LossOf", "TrainingStage"]
 
@@ -59,7 +61,7 @@ class TrainingStage:
         config: the model's config, from `build_config`.
         start, stop: its layers, at least one.
         tensors: of these layers, and at the first and the last stage of all that stands outside the layers, under their
-            checkpoint names. They are copied.
+            checkpoint names. Each is asked for once, a layer's when it is its turn.
         dtype: of the weights.
         device: where all is.
         keeps_graphs: whether what a forward pass computed is kept for the backward pass. Else its input is, and it is
@@ -70,6 +72,7 @@ class TrainingStage:
         subspace: what hidden states between stages are kept in, so that K numbers of each travel: then "the hidden
             state" below is [B, T, K], and all stages but the first need the token ids, too. To keep the weights in it
             is the caller's (`project_weights`). None for whole ones.
+        takes_over: whether what `tensors` gives is the stage's own from then on; else it is copied.
 
     Attributes:
         parameters: what learns, by its name in the whole model. At the first and the last stage everything outside the
@@ -95,6 +98,7 @@ class TrainingStage:
         adapt: Adapt | None = None,
         quantization: Quantization | None = None,
         subspace: Subspace | None = None,
+        takes_over: bool = False,
     ) -> None:
         if quantization is not None and adapt is None:
             raise ValueError("codes do not learn")
@@ -110,7 +114,8 @@ class TrainingStage:
         self._ends: dict[int, str] = {}
         self._under_way: dict[int, _UnderWay] = {}
         if self.is_first or self.is_last:
-            skeleton.load_ends({n: t.clone() for n, t in tensors.items() if is_end_tensor(n)})
+            ends = [name for name in tensors if is_end_tensor(name)]
+            skeleton.load_ends(_of(tensors, ends, takes_over))
         else:
             skeleton.shape_ends()
         if adapt is not None:
@@ -118,23 +123,24 @@ class TrainingStage:
         elif self.is_first or self.is_last:
             self._let_learn("", skeleton.model)
             self._ends = {id(parameter): name for name, parameter in self.parameters.items()}
+        names = _by_layer(tensors, skeleton.num_layers)
         for layer_id in self._layer_ids:
-            own = {
-                name: tensor.clone()
-                for name, tensor in tensors.items()
-                if layer_of(name, skeleton.num_layers) == layer_id
-            }
+            # What it takes on its way is given back before the next one.
+            give_back_memory()
             if quantization is None:
-                skeleton.load_layer(layer_id, own)
+                skeleton.load_layer(layer_id, _of(tensors, names[layer_id], takes_over))
             else:
                 self._require_gradients(layer_id, quantization)
-                skeleton.load_quantized_layer(layer_id, own, quantization)
+                skeleton.load_quantized_layer(
+                    layer_id, _of(tensors, names[layer_id], takes_over), quantization
+                )
             layer, name = skeleton.layer(layer_id), skeleton.layer_name(layer_id)
             if adapt is None:
                 self._let_learn(f"{name}.", layer)
             else:
                 layer.requires_grad_(False)
                 self.parameters |= adapt(layer_id, name, layer)
+        give_back_memory()
         self._train(True)
 
     @property
@@ -347,6 +353,18 @@ class TrainingStage:
             if parameter.device.type != "meta" and parameter.is_floating_point():
                 parameter.requires_grad_(True)
                 self.parameters[prefix + name] = parameter
+
+
+def _by_layer(names: Iterable[str], num_layers: int) -> defaultdict[int | None, list[str]]:
+    found: defaultdict[int | None, list[str]] = defaultdict(list)
+    for name in names:
+        found[layer_of(name, num_layers)].append(name)
+    return found
+
+
+def _of(tensors: Mapping[str, Tensor], names: Sequence[str], takes_over: bool) -> dict[str, Tensor]:
+    """Some of the tensors, the stage's own."""
+    return {name: tensors[name] if takes_over else tensors[name].clone() for name in names}
 
 
 def _leaves(result: Tensor) -> set[int]:

@@ -9,5 +9,6 @@ stage_learner   layers, their optimiser, and the steps that they take
 lora            adapters beside linear layers, by PEFT
 stage_process   a learner in a process of its own, as its owner has it
 stage_program   the process
+weight_files    tensors in files, each read when it is its turn
 tensor_frames   tensors on their way between the two
 """

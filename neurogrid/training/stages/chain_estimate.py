@@ -1,7 +1,7 @@
 """What a chain of stages takes, before it begins: memory of each stage, bytes between them, and how long they wait.
 
 Arithmetic on numbers alone, by the functions that the leader cuts by. Weights, gradients and the optimiser are exact;
-what a step leaves for its backward passes is about that.
+what a step leaves for its backward passes, and what opening a stage takes on its way, is about that.
 """
 
 from __future__ import annotations
@@ -85,6 +85,7 @@ class StageEstimate:
         gradients, optimizer: of what learns.
         copies: of weights that are multiplied in another dtype than they are held in.
         activations: what micro-batches leave for their backward passes.
+        opening: beside its weights, while it is opened and nothing else is there: what a layer is made of.
         under_way: how many of them there are at most.
     """
 
@@ -95,12 +96,14 @@ class StageEstimate:
     optimizer: int
     copies: int
     activations: int
+    opening: int
     under_way: int
 
     @property
     def memory_bytes(self) -> int:
         """Of the stage's process: all of it, with what Python and torch take."""
-        return _BASE_BYTES + self.weights + self.gradients + self.optimizer + self.step_bytes
+        learning = self.gradients + self.optimizer + self.step_bytes
+        return _BASE_BYTES + self.weights + max(learning, self.opening)
 
     @property
     def step_bytes(self) -> int:
@@ -168,7 +171,10 @@ def stage_sizes(run: RunFile, numbers: ChainNumbers) -> StageSizes:
             base + learning * adapter for base, adapter in zip(bases, numbers.adapters, strict=True)
         )
         ends = held * numbers.ends
-        return StageSizes(layers, ends, ends, ends)
+        # Ends come in float32.
+        return StageSizes(
+            layers, ends, ends, ends, layer_copies=max(bases), end_copies=_FLOAT * numbers.ends
+        )
     # An end has all that stands outside the layers, and learns its own part of it.
     more = learning - _FLOAT
     return StageSizes(
@@ -176,7 +182,7 @@ def stage_sizes(run: RunFile, numbers: ChainNumbers) -> StageSizes:
         _FLOAT * numbers.ends + more * numbers.first,
         _FLOAT * numbers.ends + more * numbers.last,
         learning * numbers.ends,
-        FREE_LAYERS if subspace else 1,
+        fewest_last=FREE_LAYERS if subspace else 1,
     )
 
 
@@ -254,9 +260,10 @@ def _stage(
     start, stop = bounds[index], bounds[index + 1]
     is_first, is_last = start == 0, stop == len(numbers.layers)
     width = _held_width(run)
-    held = sum(numbers.coded[start:stop]) or width * sum(numbers.layers[start:stop])
-    held += width * numbers.ends if is_first or is_last else 0
+    layers = sum(numbers.coded[start:stop]) or width * sum(numbers.layers[start:stop])
     adapter = sum(numbers.adapters[start:stop])
+    ends = width * numbers.ends if is_first or is_last else 0
+    most = max(numbers.coded or [width * layer for layer in numbers.layers])
     if run.adapter.r:
         learning = adapter
     else:
@@ -279,10 +286,11 @@ def _stage(
     return StageEstimate(
         start=start,
         stop=stop,
-        weights=held + _FLOAT * adapter,
+        weights=layers + ends + _FLOAT * adapter,
         gradients=_FLOAT * learning,
         optimizer=_FLOAT * optimizer_vectors(run.inner) * learning,
         copies=_NARROW * copied * whole,
+        opening=max(most, _FLOAT * numbers.ends - layers if ends else 0),
         activations=micro_batch * (whole * a_sample + inputs * run.data.sequence_length * a_token),
         under_way=under_way,
     )

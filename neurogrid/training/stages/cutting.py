@@ -23,6 +23,8 @@ class StageSizes:
         layers: of each layer.
         first, last: of what stands outside the layers, at the first and the last stage.
         alone: of that, at a stage which is both.
+        layer_copies: beside what is there, while the last layer is opened: what it is made of.
+        end_copies: the same of what stands outside the layers, which is opened first.
         fewest_last: layers that the last of several stages has at least.
     """
 
@@ -30,14 +32,25 @@ class StageSizes:
     first: int
     last: int
     alone: int
+    layer_copies: int = 0
+    end_copies: int = 0
     fewest_last: int = 1
 
+    def held(self, start: int, stop: int) -> int:
+        """Bytes of the stage with layers [start, stop), without what a step takes."""
+        return sum(self.layers[start:stop]) + self._ends(start, stop)
+
     def needed(self, start: int, stop: int) -> int:
-        """Bytes of memory of the stage with layers [start, stop), without what a step takes."""
+        """Bytes of memory that the stage takes: to open it, and then without what a step takes."""
+        ends = self._ends(start, stop)
+        held = self.held(start, stop) + self.layer_copies
+        return max(held, ends + self.end_copies if ends else 0)
+
+    def _ends(self, start: int, stop: int) -> int:
         is_first, is_last = start == 0, stop == len(self.layers)
-        ends = self.alone if is_first and is_last else self.first if is_first else 0
-        ends += self.last if is_last and not is_first else 0
-        return sum(self.layers[start:stop]) + ends
+        if is_first:
+            return self.alone if is_last else self.first
+        return self.last if is_last else 0
 
 
 def cut_layers(sizes: StageSizes, room: Sequence[int]) -> tuple[int, ...]:
@@ -67,19 +80,18 @@ def cut_layers(sizes: StageSizes, room: Sequence[int]) -> tuple[int, ...]:
             for stop in range(start + 1, num_layers - left + 1):
                 if (stop == num_layers) != (left == 0):
                     continue
-                needed = sizes.needed(start, stop)
-                if offered and needed > offered:
+                if offered and sizes.needed(start, stop) > offered:
                     break
-                candidate = max(largest, needed), start
+                candidate = max(largest, sizes.held(start, stop)), start
                 if stop not in found or candidate < found[stop]:
                     found[stop] = candidate
         best.append(found)
     if num_layers not in best[-1]:
-        total, offered = sizes.needed(0, num_layers), sum(room)
+        total, offered = sizes.held(0, num_layers), sum(room)
         raise ConfigurationError(
             f"the model does not fit into {num_stages} stages: weights, gradients and optimiser take {total:,} bytes, "
             f"and its members have room for {offered:,}, none of which may be too small for a layer of "
-            f"{max(sizes.layers):,}. Cut it into more stages ([layout] stages), learn an adapter "
+            f"{max(sizes.layers) + sizes.layer_copies:,}. Cut it into more stages ([layout] stages), learn an adapter "
             "([adapter] r), or lend more (--memory-limit)"
         )
     bounds, stop = [num_layers], num_layers

@@ -18,7 +18,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Final
 
 import torch
@@ -59,7 +59,8 @@ class StageLearner:
         settings: of this stage.
         tensors: by their checkpoint names those of its layers, codes as their parts, and at the first and the last
             stage all that stand outside the layers. With an adapter those of the adapter, too, by PEFT's names; without
-            them it is new.
+            them it is new. A layer's are asked for when it is its turn, each once.
+        takes_over: whether what `tensors` gives is the learner's own from then on; else it is copied.
 
     Attributes:
         names: of what learns here, sorted: parameters of the whole model, or PEFT's names of an adapter.
@@ -73,7 +74,9 @@ class StageLearner:
         ValueError: the model has no such layers.
     """
 
-    def __init__(self, settings: StageSettings, tensors: Mapping[str, Tensor]) -> None:
+    def __init__(
+        self, settings: StageSettings, tensors: Mapping[str, Tensor], *, takes_over: bool = False
+    ) -> None:
         self._settings = settings
         inner = settings.inner
         self._device = torch.device(settings.device)
@@ -83,7 +86,7 @@ class StageLearner:
         config = build_config(parse_config(settings.config))
         adapters = None
         if settings.adapter.r:
-            given = {name: t for name, t in tensors.items() if is_adapter_tensor(name)}
+            given = {name: tensors[name] for name in tensors if is_adapter_tensor(name)}
             adapters = Adapters(settings.adapter, settings.seed, given)
         sizes = config.get_text_config(decoder=True)
         self._vocab_size: int = sizes.vocab_size
@@ -97,7 +100,7 @@ class StageLearner:
             config,
             settings.start,
             settings.stop,
-            {name: t for name, t in tensors.items() if not is_adapter_tensor(name)},
+            _Others(tensors),
             # What learns is float32; what does not is what it is multiplied in.
             dtype=torch.bfloat16 if adapters and self._is_narrow else torch.float32,
             device=self._device,
@@ -105,6 +108,7 @@ class StageLearner:
             adapt=adapters,
             quantization=_quantization_of(settings),
             subspace=self._subspace,
+            takes_over=takes_over,
         )
         if adapters:
             require_targets(settings.adapter, stage.templates)
@@ -506,6 +510,23 @@ class StageLearner:
     def _require_whole(self) -> None:
         if self._tied and not self._has_tied_gradient:
             raise ValueError("the other stage's gradient of what is tied is missing")
+
+
+class _Others(Mapping[str, Tensor]):
+    """Tensors without those of adapters; none is read that nobody asks for."""
+
+    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+        self._tensors = tensors
+        self._names = [name for name in tensors if not is_adapter_tensor(name)]
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self._tensors[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
 
 
 def _gradient(parameter: Tensor) -> Tensor:

@@ -5,19 +5,20 @@ What it is ordered, and how it answers, is the matter of the trainer's `orders`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 
-from neurogrid.errors import CheckpointError, ConfigurationError
+from neurogrid.errors import ConfigurationError
 from neurogrid.training.stages.stage_learner import StageLearner
 from neurogrid.training.stages.stage_settings import StageSettings
 from neurogrid.training.stages.stage_sums import Means
 from neurogrid.training.stages.tensor_frames import DTYPES, as_frame, of_frame
+from neurogrid.training.stages.weight_files import WeightFiles
 from neurogrid.training.trainer.errors import TrainerError
 from neurogrid.training.trainer.memory import (
     Memory,
@@ -89,9 +90,10 @@ class _Program:
             lift_limit()
             limit_memory(settings.memory_limit)
         try:
-            learner = _make(settings, order["weights"])
+            weights = WeightFiles([Path(path) for path in order["weights"]])
+            learner = StageLearner(settings, weights, takes_over=True)
             if order["pieces"]:
-                learner.load_pieces({name: _read(path) for name, path in order["pieces"].items()})
+                learner.load_pieces(_pieces(order))
         except (RuntimeError, MemoryError) as exc:
             if not is_out_of_memory(exc):
                 raise
@@ -110,7 +112,7 @@ class _Program:
 
     def _load(self, order: dict[str, Any]) -> dict[str, Any]:
         """Another state of the same layers."""
-        self._learner.load_pieces({name: _read(path) for name, path in order["pieces"].items()})
+        self._learner.load_pieces(_pieces(order))
         return {}
 
     def _forget(self, order: dict[str, Any]) -> dict[str, Any]:
@@ -223,23 +225,12 @@ class _Program:
         return {"files": files}
 
 
+def _pieces(order: dict[str, Any]) -> dict[str, WeightFiles]:
+    return {name: WeightFiles([Path(path)]) for name, path in order["pieces"].items()}
+
+
 def _tensor_of(frame: dict[str, Any] | None) -> torch.Tensor | None:
     return None if frame is None else of_frame(frame)
-
-
-def _make(settings: StageSettings, paths: list[str]) -> StageLearner:
-    tensors: dict[str, torch.Tensor] = {}
-    for path in paths:
-        tensors |= _read(path)
-    return StageLearner(settings, tensors)
-
-
-def _read(path: str) -> Mapping[str, torch.Tensor]:
-    try:
-        loaded: dict[str, torch.Tensor] = load_file(path)
-    except (OSError, SafetensorError) as exc:
-        raise CheckpointError(f"{path}: is no file of weights: {exc}") from exc
-    return loaded
 
 
 if __name__ == "__main__":

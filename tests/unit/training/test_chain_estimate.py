@@ -124,13 +124,22 @@ def test_a_chain_is_cut_by_what_its_stages_take() -> None:
         assert held == sizes.needed(stage.start, stage.stop)
     adapter = replace(RUN, adapter=ADAPTER)
     numbers = replace(NUMBERS, adapters=(3, 0, 0, 5))
-    assert stage_sizes(adapter, numbers) == StageSizes((448, 400, 400, 480), 1000, 1000, 1000)
+    sizes = stage_sizes(adapter, numbers)
+    assert sizes == StageSizes((448, 400, 400, 480), 1000, 1000, 1000, 400, 1000)
     narrow = replace(adapter, inner=replace(RUN.inner, precision="bfloat16"))
-    assert stage_sizes(narrow, numbers) == StageSizes((248, 200, 200, 280), 500, 500, 500)
     # Two layers lie behind the last cut.
-    assert stage_sizes(with_layout(subspace=3), NUMBERS) == replace(sizes, fewest_last=2)
+    whole = stage_sizes(RUN, NUMBERS)
+    assert stage_sizes(with_layout(subspace=3), NUMBERS) == replace(whole, fewest_last=2)
     with pytest.raises(ConfigurationError, match="subspace is 10, and the model's hidden states"):
         stage_sizes(with_layout(subspace=10), NUMBERS)
+    sizes = stage_sizes(narrow, numbers)
+    assert sizes == StageSizes((248, 200, 200, 280), 500, 500, 500, 200, 1000)
+    # Opened are the ends first, which come in float32, then one layer after the other.
+    assert sizes.needed(0, 1) == 500 + 1000
+    assert sizes.needed(1, 3) == 400 + 200
+    assert sizes.needed(0, 4) == 500 + 928 + 200
+    opened = [(s.weights, s.opening) for s in estimate_chain(narrow, numbers).stages]
+    assert opened == [(400 + 500 + 4 * 3, 1000 - 400), (400 + 500 + 4 * 5, 1000 - 400)]
     # More learns at one end than at the other.
     uneven = replace(NUMBERS, first=250, last=0)
     assert cut_layers(stage_sizes(RUN, uneven), (0, 0)) == (0, 1, 4)
