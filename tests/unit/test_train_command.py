@@ -352,7 +352,8 @@ def test_check_tells_what_stages_take(tmp_path: Path) -> None:
     assert "for 1 micro-batch under way" in lines["stage 2"]
     assert "# " + 13 * " " + "stage 2 may take more than its member lends: " in told
     assert lines["members"].startswith("2 members, one for each stage; others stand by")
-    assert lines["a step"].endswith("in 8 micro-batches, stages wait for others 11% of the time")
+    # Eight, which it would be otherwise, leave less room still.
+    assert lines["a step"].endswith("in 16 micro-batches, stages wait for others 6% of the time")
     assert lines["bytes"].endswith("to the next stage in a step, and as many back")
     assert lines["state"].endswith("come to the leader after every 25 steps")
     assert lines["steps"] == "489"

@@ -27,6 +27,7 @@ __all__ = [
     "ChainNumbers",
     "StageEstimate",
     "estimate_chain",
+    "fitting_micro_batches",
     "rooms_of",
     "stage_sizes",
 ]
@@ -186,6 +187,42 @@ def stage_sizes(run: RunFile, numbers: ChainNumbers) -> StageSizes:
     )
 
 
+def fitting_micro_batches(
+    run: RunFile,
+    numbers: ChainNumbers,
+    bounds: Sequence[int],
+    lent: Sequence[int],
+    widths: Sequence[int],
+) -> int:
+    """The micro-batches of a step that leave room at each stage: as many as the run file says, else the fewest that do.
+
+    Those that are tried are four for each member, and twice as many, up to one a sample; the last, if none leave room.
+
+    Args:
+        bounds: of the stages.
+        lent: bytes that the least of the members of each stage lends; 0 for any.
+        widths: members of each stage.
+    """
+    samples = run.num_batch_samples
+    wanted = run.layout.num_micro_batches(samples, sum(widths))
+    if run.layout.micro_batches:
+        return wanted
+
+    def fits(num: int) -> bool:
+        size = -(-samples // num)
+        stages = (
+            _stage(run, numbers, bounds, index, size, -(-samples // size), widths)
+            for index in range(len(widths))
+        )
+        return all(
+            not most or stage.memory_bytes <= most for stage, most in zip(stages, lent, strict=True)
+        )
+
+    while wanted < samples and not fits(wanted):
+        wanted = min(2 * wanted, samples)
+    return wanted
+
+
 def estimate_chain(
     run: RunFile,
     numbers: ChainNumbers,
@@ -210,7 +247,9 @@ def estimate_chain(
     """
     num_stages, samples = run.layout.stages, run.num_batch_samples
     bounds = cut_layers(stage_sizes(run, numbers), rooms_of(lent or [0] * num_stages))
-    wanted = run.layout.num_micro_batches(samples)
+    wanted = fitting_micro_batches(
+        run, numbers, bounds, lent or [0] * num_stages, (1,) * num_stages
+    )
     # As the leader cuts a batch: into pieces that are as large, but for the last.
     micro_batch = -(-samples // wanted)
     micro_batches = -(-samples // micro_batch)
@@ -228,7 +267,7 @@ def estimate_chain(
     seconds = _step_seconds(compute, send, tied_seconds)
     return ChainEstimate(
         stages=tuple(
-            _stage(run, numbers, bounds, index, micro_batch, micro_batches)
+            _stage(run, numbers, bounds, index, micro_batch, micro_batches, (1,) * num_stages)
             for index in range(num_stages)
         ),
         num_learning=learning,
@@ -256,6 +295,7 @@ def _stage(
     index: int,
     micro_batch: int,
     micro_batches: int,
+    widths: Sequence[int],
 ) -> StageEstimate:
     start, stop = bounds[index], bounds[index + 1]
     is_first, is_last = start == 0, stop == len(numbers.layers)
@@ -267,11 +307,12 @@ def _stage(
     if run.adapter.r:
         learning = adapter
     else:
-        own = numbers.ends if is_first and is_last else numbers.first if is_first else 0
-        own += numbers.last if is_last and not is_first else 0
-        learning = sum(numbers.layers[start:stop]) + own
-    widths = (1,) * (len(bounds) - 1)
-    under_way = most_under_way(range(micro_batches), window_of(index, widths))
+        of_ends = numbers.ends if is_first and is_last else numbers.first if is_first else 0
+        of_ends += numbers.last if is_last and not is_first else 0
+        learning = sum(numbers.layers[start:stop]) + of_ends
+    # Of several members each has its turn.
+    own = range(0, micro_batches, widths[index])
+    under_way = most_under_way(own, window_of(index, widths))
     a_sample = activation_bytes(
         run,
         hidden_size=numbers.hidden_size,

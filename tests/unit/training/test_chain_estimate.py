@@ -17,6 +17,7 @@ from neurogrid.training.runs.run_file.stage_sections import AdapterSection, Layo
 from neurogrid.training.stages.chain_estimate import (
     ChainNumbers,
     estimate_chain,
+    fitting_micro_batches,
     rooms_of,
     stage_sizes,
 )
@@ -228,3 +229,32 @@ def test_a_base_in_codes_counts_as_such(tmp_path: Path) -> None:
     (first, _) = estimate_chain(run, by_config).stages
     adapters = sum(by_config.adapters[:2])
     assert first.weights == sum(by_config.coded[:2]) + 4 * (by_config.ends + adapters)
+
+
+def test_a_batch_goes_in_as_many_micro_batches_as_leave_room() -> None:
+    run = replace(RUN, inner=replace(RUN.inner, batch_tokens=64 * RUN.data.sequence_length))
+    bounds, widths = (0, 2, 4), (1, 1)
+
+    def micro_batches(lent: int, **layout: object) -> int:
+        changed = replace(run, layout=replace(run.layout, stages=2, **layout))
+        return fitting_micro_batches(changed, NUMBERS, bounds, (lent, lent), widths)
+
+    def needed(num: int) -> int:
+        changed = replace(run, layout=replace(run.layout, stages=2, micro_batches=num))
+        return max(each.memory_bytes for each in estimate_chain(changed, NUMBERS).stages)
+
+    assert micro_batches(0) == 8
+    assert needed(8) > needed(16) > needed(32) > needed(64)
+    for num in (8, 16, 32, 64):
+        assert micro_batches(needed(num)) == num
+    # Where none leaves room: one a sample.
+    assert micro_batches(1) == 64
+    # What a run file says holds.
+    assert micro_batches(1, micro_batches=4) == 4
+    # Two members of a stage are given half each, and have four for each of three.
+    assert (
+        fitting_micro_batches(
+            replace(run, layout=replace(run.layout, stages=2)), NUMBERS, bounds, (0, 0), (1, 2)
+        )
+        == 12
+    )

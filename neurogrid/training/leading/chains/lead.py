@@ -115,7 +115,8 @@ async def lead_chain(settings: LeaderSettings, progress: LeaderProgress, board: 
             digest = await trio.to_thread.run_sync(subspace.digest, vocab_size)
             progress.say(f"the subspace has the digest {digest.hex()}")
         model = await trio.to_thread.run_sync(_begun_with, settings.model, config, run, directory)
-        sizes = stage_sizes(run, await trio.to_thread.run_sync(chain_numbers, model, run.adapter))
+        numbers = await trio.to_thread.run_sync(chain_numbers, model, run.adapter)
+        sizes = stage_sizes(run, numbers)
         # Before anybody has joined: more stages than there are layers no members could be.
         cut_layers(sizes, [0] * run.layout.stages)
         progress.say("reading the weights")
@@ -169,6 +170,7 @@ async def lead_chain(settings: LeaderSettings, progress: LeaderProgress, board: 
             data.manifest,
             BatchReader(run.model.kind, built),
             sizes,
+            numbers,
             progress,
             wait=settings.wait,
         )

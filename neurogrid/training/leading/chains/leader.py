@@ -48,6 +48,7 @@ from neurogrid.training.leading.look import LeaderLook, StageLook
 from neurogrid.training.leading.settings import LeaderProgress
 from neurogrid.training.runs.machine import Outcome, RunMachine
 from neurogrid.training.runs.state import Occupant, Phase
+from neurogrid.training.stages.chain_estimate import ChainNumbers, fitting_micro_batches
 from neurogrid.training.stages.cutting import StageSizes
 from neurogrid.training.stages.pace import PaceWatch
 from neurogrid.training.stages.routing import lanes_of, routes
@@ -104,6 +105,7 @@ class ChainLeader:
         slices, manifest: the data.
         reader: of batches.
         sizes: what stages take.
+        numbers: of the model.
         progress: is told what people may want to see.
         wait: seconds that members are waited for.
     """
@@ -122,6 +124,7 @@ class ChainLeader:
         manifest: Manifest,
         reader: BatchReader,
         sizes: StageSizes,
+        numbers: ChainNumbers,
         progress: LeaderProgress,
         *,
         wait: float,
@@ -130,7 +133,7 @@ class ChainLeader:
         self._facts, self._machine = facts, machine
         self._state, self._keeper = state, keeper
         self._slices, self._manifest, self._reader = slices, manifest, reader
-        self._progress = progress
+        self._progress, self._numbers = progress, numbers
         self._members = ChainMembers(
             host,
             exchange,
@@ -385,7 +388,7 @@ class ChainLeader:
 
     async def _compute(self, chain: Chain, step: int, batch: Batch, *, is_evaluation: bool) -> None:
         """Send a batch through the chain, and wait until all stages have told."""
-        wanted = self._wanted_micro_batches(batch.num_samples, len(chain.peers))
+        wanted = min(self._wanted_micro_batches(chain), batch.num_samples)
         pieces = list(batch.pieces(-(-batch.num_samples // wanted)))
         chain.step, chain.is_decided = step, False
         for peer in chain.peers:
@@ -447,9 +450,16 @@ class ChainLeader:
                 before = worker.pace
                 worker.pace = now if before is None else before + _LATEST * (now - before)
 
-    def _wanted_micro_batches(self, num_samples: int, num_members: int) -> int:
-        layout = self._facts.run_file.layout
-        return self._num_micro_batches or layout.num_micro_batches(num_samples, num_members)
+    def _wanted_micro_batches(self, chain: Chain) -> int:
+        """Of a whole batch: as many as leave room in what members lend, more once memory was full."""
+        lent = [
+            min((m for peer in stage if (m := self._members.get(peer).memory)), default=0)
+            for stage in chain.stages
+        ]
+        widths = list(map(len, chain.stages))
+        run = self._facts.run_file
+        fitting = fitting_micro_batches(run, self._numbers, chain.bounds, lent, widths)
+        return max(fitting, self._num_micro_batches)
 
     async def _send_tensors(
         self,
@@ -585,8 +595,7 @@ class ChainLeader:
         """The memory of a member is full: have a batch cut into twice as many micro-batches, if it can be."""
         samples = self._machine.rules.batch_samples
         chain = self._chain or self._arranger.last
-        now = self._wanted_micro_batches(samples, len(chain.peers) if chain is not None else 0)
-        if now < samples:
+        if chain is not None and (now := self._wanted_micro_batches(chain)) < samples:
             worker.num_failures -= 1
             self._num_micro_batches = min(2 * now, samples)
             self._progress.say(
