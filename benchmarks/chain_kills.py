@@ -1,17 +1,19 @@
 """Does a run in stages end with the same bits when its stages are killed, and how soon does it go on?
 
-    python benchmarks/chain_kills.py [--kills 20] [--adapter] [--stages 2] [--seed 0] [--no-file]
+    python benchmarks/chain_kills.py [--kills 20] [--adapter] [--stages 2] [--stage-members 1] [--seed 0] [--no-file]
 
 Two runs of the same file: in one nobody is killed; in the other kill -9 hits a worker that is a stage, chosen by
 chance, again and again, while one more worker stands by and the killed one is started again. All are processes over
 127.0.0.1. Compared are the weights of the last checkpoint, and the loss of each step; measured is the time from a kill
-to the next step of the rest.
+to the next step of the rest. Stages of several members add up in another order when one is lost, so there it is said
+how far losses are apart.
 """
 
 from __future__ import annotations
 
 import argparse
 import random
+import re
 import tempfile
 import time
 from pathlib import Path
@@ -29,6 +31,7 @@ CHAIN = """
 steps = {steps}
 [layout]
 stages = {stages}
+stage_members = {members}
 state_every = {state_every}
 [outer]
 grace = 5
@@ -48,16 +51,19 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--adapter", action="store_true", help="learn an adapter, not all weights")
     parser.add_argument("--stages", type=int, default=2)
+    parser.add_argument("--stage-members", type=int, default=1, help="members of each stage")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--no-file", action="store_true")
     options = parser.parse_args()
     text = RUN_FILE + CHAIN.format(
         steps=options.kills * STEPS_OF_A_KILL,
         stages=options.stages,
+        members=options.stage_members,
         state_every=1 if options.adapter else 10,
     )
     text += ADAPTER if options.adapter else ""
-    names = [f"worker-{number}" for number in range(options.stages)]
+    num_workers = options.stages * options.stage_members
+    names = [f"worker-{number}" for number in range(num_workers)]
     with tempfile.TemporaryDirectory() as folder:
         wanted, losses, _ = train(Path(folder) / "undisturbed", text, names)
         got, others, seconds = train(
@@ -71,18 +77,20 @@ def main() -> None:
     tensors = sum(not torch.equal(got[name], wanted[name]) for name in wanted)
     row = [
         "an adapter" if options.adapter else "all weights",
-        str(options.stages),
+        f"{options.stages} of {options.stage_members}",
         str(len(seconds)),
         spread(seconds).show(2),
         f"{tensors} of {len(wanted)}",
         f"{sum(a != b for a, b in zip(losses, others, strict=True))} of {len(losses)}",
+        f"{max(abs(a - b) for a, b in zip(losses, others, strict=True)):.1g}",
     ]
     header = ["learned", "stages", "kills", "to the next step, s", "tensors that differ"]
-    body = table([*header, "losses that differ"], [row])
+    body = table([*header, "losses that differ", "at most by"], [row])
     if options.no_file:
         print(body)
     else:
         name = "chain-kills-adapter" if options.adapter else "chain-kills"
+        name += "-wide" if options.stage_members > 1 else ""
         write_report(name, (__doc__ or "").partition("\n")[0], body)
 
 
@@ -122,7 +130,11 @@ def stages_of(run: RunProcesses) -> list[str]:
     """Who is a stage, by the leader's words."""
     lines = [line for line in run.log.splitlines() if line.startswith("stages: ")]
     told = lines[-1].removeprefix("stages: ").split(", ")
-    return [each.partition(" has layers")[0] for each in told]
+    return [
+        name
+        for each in told
+        for name in re.split(" has layers| have layers", each)[0].split(" and ")
+    ]
 
 
 if __name__ == "__main__":
