@@ -113,9 +113,14 @@ PAYLOADS: dict[str, st.SearchStrategy[Any]] = {
         st.sampled_from(["", *sorted(wire.SESSION_DTYPES)]),
         # Of a prior: its id, whether it stays open, and which part of the new session it is.
         st.none() | st.tuples(st.integers(1, 2**64 - 1), st.booleans(), st.floats(0.0, 1.0)),
+        st.none() | st.binary(min_size=32, max_size=32),
     )
     .filter(lambda t: t[0])  # 0 is no session
-    .map(lambda t: with_prior(wire.SessionOpen(t[0], *t[1], t[2], route=t[3], wire=t[4]), t[5]))
+    .map(
+        lambda t: with_adapter(
+            with_prior(wire.SessionOpen(t[0], *t[1], t[2], route=t[3], wire=t[4]), t[5]), t[6]
+        )
+    )
     .filter(lambda opened: opened.prior != opened.session_id or not opened.prior),
     "route": st.builds(
         wire.Route,
@@ -127,7 +132,7 @@ PAYLOADS: dict[str, st.SearchStrategy[Any]] = {
     ),
     "session_close": st.builds(wire.SessionClose, U64),
     "session_query": st.builds(wire.SessionQuery, U64),
-    "session_ack": st.builds(wire.SessionAck, U64, st.none() | U32),
+    "session_ack": st.builds(wire.SessionAck, U64, st.none() | U32, st.booleans()),
     "envelope": envelopes(),
 }
 PAYLOAD_DECODERS: dict[str, Callable[[bytes], Any]] = {
@@ -160,6 +165,13 @@ def with_prior(opened: wire.SessionOpen, prior: tuple[int, bool, float] | None) 
         return opened
     length = max(1, int(prior[2] * opened.max_length))
     return dataclasses.replace(opened, prior=prior[0], prior_length=length, keep_prior=prior[1])
+
+
+def with_adapter(opened: wire.SessionOpen, blob_id: bytes | None) -> wire.SessionOpen:
+    num_layers = opened.stop_layer - opened.start_layer
+    if blob_id is None or not any(blob_id) or num_layers > 16_384:
+        return opened
+    return dataclasses.replace(opened, adapter=blob_id * num_layers)
 
 
 def encode(payload: Any) -> bytes:

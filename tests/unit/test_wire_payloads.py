@@ -118,6 +118,8 @@ def test_parts_are_not_copied_and_count_bytes_of_any_element_type() -> None:
         wire.SessionOpen(1, 0, 1, 9, prior=2, prior_length=10).encode,
         wire.SessionOpen(1, 0, 1, 9, prior=1, prior_length=9).encode,
         wire.SessionOpen(1, 0, 1, 9, keep_prior=True).encode,
+        wire.SessionOpen(1, 0, 2, 9, adapter=bytes([1] * 32)).encode,
+        wire.SessionOpen(1, 0, 1, 9, adapter=bytes(32)).encode,
         wire.SessionClose(-1).encode,
         wire.SessionAck(1, 2**32).encode,
     ],

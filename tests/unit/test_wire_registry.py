@@ -120,6 +120,8 @@ def test_the_chapter_on_limits_has_the_same_numbers() -> None:
         wire.MAX_RANK,
         wire.MAX_BITMAP_BYTES,
         wire.MAX_ERROR_CHARS,
+        wire.MAX_ADAPTER_RANK,
+        wire.MAX_LAYER_ADAPTERS,
     }
     assert [n for n in limits | others if not re.search(rf"\b{n}\b", text)] == []
 

@@ -31,6 +31,9 @@ __all__ = [
     "MAX_SOURCES",
     "MAX_STAGE_ADDRESSES",
     "MAX_ROUTE_BYTES",
+    "MAX_ADAPTER_BYTES",
+    "MAX_ADAPTER_RANK",
+    "MAX_LAYER_ADAPTERS",
     "MAX_AGENT_CHARS",
     "MAX_DEVICE_KIND_CHARS",
     "MAX_MACHINE_CHARS",
@@ -101,6 +104,15 @@ MAX_SOURCES: Final = 16
 
 MAX_ROUTE_BYTES: Final = 64 * KIB
 """Bytes of a signed route: 256 workers with two addresses each."""
+
+MAX_ADAPTER_BYTES: Final = 16_384 * 32
+"""Bytes of the blob ids of an adapter in a SessionOpen: 16,384 layers in one range."""
+
+MAX_ADAPTER_RANK: Final = 1024
+"""Rank of the matrices of an adapter: sixteen times what is common."""
+
+MAX_LAYER_ADAPTERS: Final = 64
+"""Adapters of a layer that sessions have open at once: as many as rows that share a pass."""
 
 MAX_AGENT_CHARS: Final = 256
 """Characters in the agent and in each version of a Hello."""

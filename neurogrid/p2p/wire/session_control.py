@@ -8,10 +8,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+from neurogrid.p2p.wire.blob_id import BLOB_ID_BYTES
 from neurogrid.p2p.wire.control import ControlPayload
 from neurogrid.p2p.wire.faults import violation
 from neurogrid.p2p.wire.forms import BOOLEAN, Map, binary, nullable, one_of, optional, uint
-from neurogrid.p2p.wire.limits import MAX_LAYERS, MAX_ROUTE_BYTES
+from neurogrid.p2p.wire.limits import MAX_ADAPTER_BYTES, MAX_LAYERS, MAX_ROUTE_BYTES
 from neurogrid.p2p.wire.maps import MAX_U32, MAX_U64, check_span
 
 __all__ = ["SESSION_DTYPES", "SessionAck", "SessionClose", "SessionOpen", "SessionQuery"]
@@ -38,6 +39,8 @@ class SessionOpen(ControlPayload):
         prior: a session over the same layers, of which this one begins with the first tokens; 0 for none.
         prior_length: how many of them, 1 to `max_length`; 0 without a prior.
         keep_prior: the prior stays open, and what it has is copied; otherwise it is over.
+        adapter: for each layer the id of the blob of its part, 32 zero bytes for a layer without one; empty for no
+            adapter.
     """
 
     session_id: int
@@ -49,6 +52,7 @@ class SessionOpen(ControlPayload):
     prior: int = 0
     prior_length: int = 0
     keep_prior: bool = False
+    adapter: bytes = b""
 
     _map = Map(
         "SessionOpen",
@@ -62,6 +66,7 @@ class SessionOpen(ControlPayload):
             "prior": optional(uint(MAX_U64)),
             "prior_length": optional(uint(MAX_U32)),
             "keep_prior": optional(BOOLEAN),
+            "adapter": optional(binary(MAX_ADAPTER_BYTES, smallest=BLOB_ID_BYTES)),
         },
     )
 
@@ -73,6 +78,13 @@ class SessionOpen(ControlPayload):
             raise violation(
                 f"no session of {self.max_length} tokens begins with {self.prior_length} of session "
                 f"{self.prior}"
+            )
+        if self.adapter and not (
+            len(self.adapter) == BLOB_ID_BYTES * (self.stop_layer - self.start_layer)
+            and any(self.adapter)
+        ):
+            raise violation(
+                f"an adapter is {BLOB_ID_BYTES} bytes for each layer, and not all of them zero"
             )
 
 
@@ -104,9 +116,18 @@ class SessionAck(ControlPayload):
     Attributes:
         session_id: u64.
         length: tokens, u32, that the session has taken and computed; None where that is not told.
+        adapter: the session has the adapter that it was opened with.
     """
 
     session_id: int
     length: int | None = None
+    adapter: bool = False
 
-    _map = Map("SessionAck", {"sid": uint(MAX_U64), "length": nullable(uint(MAX_U32))})
+    _map = Map(
+        "SessionAck",
+        {
+            "sid": uint(MAX_U64),
+            "length": nullable(uint(MAX_U32)),
+            "adapter": optional(BOOLEAN),
+        },
+    )
