@@ -144,6 +144,7 @@ HOUSE = (
     # Triton where torch brings it along.
     model(".kernels", outside=TORCH | {"triton"}),
     model(".files"),
+    model(".adapters"),
     model(".caches"),
     model(".stages"),
     model(".proof"),

@@ -9,7 +9,14 @@ are multiplied, too: of 4 bits by torch's own kernel (int4.py), and by those tha
 from neurogrid.model.kernels.chosen import library
 from neurogrid.model.kernels.codes import CODE_GROUP, E4M3, HALF_GROUP, Codes, join_rows, quantize
 from neurogrid.model.kernels.compiled import Library
-from neurogrid.model.kernels.layer import Activation, CompiledLayer, LayerParts, Norm, NormPart
+from neurogrid.model.kernels.layer import (
+    NUM_PLACES,
+    Activation,
+    CompiledLayer,
+    LayerParts,
+    Norm,
+    NormPart,
+)
 from neurogrid.model.kernels.linear import (
     Bfloat16Linear,
     CodesLinear,
@@ -18,12 +25,14 @@ from neurogrid.model.kernels.linear import (
     in_shape_only,
     matrix_of,
 )
+from neurogrid.model.kernels.low_rank import LowRank
 from neurogrid.model.kernels.matrix import Matrix
 
 __all__ = [
     "CODE_GROUP",
     "E4M3",
     "HALF_GROUP",
+    "NUM_PLACES",
     "Activation",
     "Bfloat16Linear",
     "Codes",
@@ -31,6 +40,7 @@ __all__ = [
     "CompiledLayer",
     "LayerParts",
     "Library",
+    "LowRank",
     "Matrix",
     "Norm",
     "NormPart",

@@ -87,7 +87,7 @@ class Library:
             size,
             integer,
         )
-        self._project = loaded.ng_project
+        self._project = loaded.ng_project_adapted
         self._project.argtypes = (
             *(
                 pointer,
@@ -101,13 +101,14 @@ class Library:
                 pointer,
                 pointer,
                 pointer,
+                pointer,
             ),
             integer,
         )
-        self._finish = loaded.ng_finish
+        self._finish = loaded.ng_finish_adapted
         self._finish.argtypes = (
             *(pointer, integer, pointer, size, size, pointer, pointer, pointer, size, pointer),
-            *(pointer, pointer, integer),
+            *(pointer, pointer, pointer, integer),
         )
 
     def multiply(self, fields: int, given: torch.Tensor, result: torch.Tensor) -> None:
@@ -140,8 +141,9 @@ class Library:
         queries: torch.Tensor,
         keys: torch.Tensor,
         values: torch.Tensor,
+        adapters: Any,
     ) -> None:
-        """`ng_project` of kernels.c: the first half of a decoder layer. Checked by `CompiledLayer`."""
+        """`ng_project_adapted` of kernels.c: the first half of a decoder layer. Checked by `CompiledLayer`."""
         failed = self._project(
             fields,
             self._number,
@@ -154,6 +156,7 @@ class Library:
             queries.data_ptr(),
             keys.data_ptr(),
             values.data_ptr(),
+            adapters,
             torch.get_num_threads(),
         )
         self._check(failed)
@@ -169,8 +172,9 @@ class Library:
         mask: torch.Tensor | None,
         result: torch.Tensor,
         normed: torch.Tensor | None,
+        adapters: Any,
     ) -> None:
-        """`ng_finish` of kernels.c: the second half of a decoder layer. Checked by `CompiledLayer`."""
+        """`ng_finish_adapted` of kernels.c: the second half of a decoder layer. Checked by `CompiledLayer`."""
         failed = self._finish(
             fields,
             self._number,
@@ -184,6 +188,7 @@ class Library:
             None if mask is None else mask.data_ptr(),
             result.data_ptr(),
             None if normed is None else normed.data_ptr(),
+            adapters,
             torch.get_num_threads(),
         )
         self._check(failed)
@@ -216,6 +221,10 @@ def open_library(wanted: str | None) -> Library | None:
             exc,
         )
         return None
+    if not hasattr(loaded, "ng_project_adapted"):
+        raise ConfigurationError(
+            f"{_FILE} is of another version than the package: build it anew, by `make kernels`"
+        )
     most = loaded.ng_level()
     levels = _LEVELS[:most]
     if wanted is not None and wanted not in levels:

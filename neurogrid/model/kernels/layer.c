@@ -105,6 +105,43 @@ static int NAME(product)(const struct matrix *m, int level, const float *x, floa
   return ng_multiply(m, level, half, NG_BFLOAT16, y, NG_FLOAT32, rows, threads);
 }
 
+/* Add to y [outputs] what an adapter makes of x [inputs]: of one row, by itself. */
+static void NAME(add_low_rank)(const struct low_rank *its, const float *x, float *y, int64_t inputs, int64_t outputs) {
+  float low[MAX_RANK + 4] = {0};
+  for (int64_t k = 0; k < its->rank; k += 4) { /* four at once, of which each is summed as it is alone */
+    const int64_t last = its->rank - 1;
+    const float *rows[4];
+    f32 sums[4][HALVES] = {{{0}}};
+    UNROLL for (int j = 0; j < 4; j++) rows[j] = its->a + (k + j < last ? k + j : last) * inputs;
+    for (int64_t i = 0; i < inputs; i += LANES)
+      UNROLL for (int h = 0; h < HALVES; h++) {
+        const f32 given = NAME(part)(x, i + h * WIDTH, inputs);
+        UNROLL for (int j = 0; j < 4; j++) sums[j][h] += given * NAME(part)(rows[j], i + h * WIDTH, inputs);
+      }
+    for (int j = 0; j < 4 && k + j < its->rank; j++) low[k + j] = NAME(sum)(sums[j]) * its->scaling;
+  }
+  for (int64_t k = 0; k < its->rank; k += 4) {
+    const float *rows[4];
+    UNROLL for (int j = 0; j < 4; j++) rows[j] = its->b + (k + j < its->rank ? k + j : its->rank - 1) * outputs;
+    for (int64_t o = 0; o < outputs; o += WIDTH) {
+      f32 sum = {0}; /* beyond the rank low is 0 */
+      UNROLL for (int j = 0; j < 4; j++) sum += NAME(part)(rows[j], o, outputs) * low[k + j];
+      NAME(store)(y, o, outputs, NAME(part)(y, o, outputs) + sum);
+    }
+  }
+}
+
+/* Add to y [R, outputs], the product of a matrix with x [R, inputs], what the adapter of each row's sequence gives. */
+static void NAME(adapt)(const struct matrix *m, enum place place, const struct block *b, const float *x, float *y) {
+  if (!b->adapters) return;
+  const struct low_rank *const *its = b->adapters + place * b->sequences;
+#pragma omp parallel for if (b->rows > 1 && b->threads > 1) schedule(dynamic) num_threads(b->threads)
+  for (int64_t r = 0; r < b->rows; r++) {
+    const struct low_rank *one = its[(b->first + r) / b->tokens];
+    if (one) NAME(add_low_rank)(one, x + r * m->inputs, y + r * m->outputs, m->inputs, m->outputs);
+  }
+}
+
 /* Sums of WIDTH keys, of 16 lanes each, as `sum` makes them: in pairs, of which each step adds the halves. */
 #undef MOST
 #define MOST (WIDTH == 16 ? 8 : 4) /* queries that a key meets together: their sums fill the registers */
@@ -301,6 +338,7 @@ static int NAME(project_block)(const struct layer *l, int level, const struct bl
   for (int i = 0; i < (is_one ? 1 : 3); i++) {
     const int failed = NAME(product)(l->projections[i], level, x, its[i], R, half, b->threads);
     if (failed) return failed;
+    NAME(adapt)(l->projections[i], NG_QUERY + i, b, x, its[i]);
   }
 #pragma omp parallel for if (R > FEW) num_threads(b->threads)
   for (int64_t r = 0; r < R; r++) {
@@ -326,13 +364,13 @@ static int NAME(project_block)(const struct layer *l, int level, const struct bl
 
 static int NAME(project)(const struct layer *l, int level, const void *hidden, int64_t rows, int64_t tokens,
                          const void *cosines, const void *sines, int64_t angles, float *queries, void *keys,
-                         void *values, int threads) {
+                         void *values, const struct low_rank *const *adapters, int threads) {
   const int64_t all = rows * tokens, most = all < BLOCK ? all : BLOCK;
   const int64_t floats = l->hidden + (l->heads + 2 * l->kv_heads) * l->head_size + 2 * l->rotary;
   float *memory = malloc((size_t)most * (size_t)(floats * 4 + l->hidden * 2));
   int failed = memory ? 0 : 1;
   for (int64_t first = 0; first < all && !failed; first += BLOCK) {
-    const struct block b = {first, all - first < BLOCK ? all - first : BLOCK, tokens, threads};
+    const struct block b = {first, all - first < BLOCK ? all - first : BLOCK, tokens, threads, adapters, rows};
     failed = NAME(project_block)(l, level, &b, hidden, cosines, sines, angles, queries, keys, values, memory);
   }
   free(memory);
@@ -379,6 +417,7 @@ static int NAME(finish_block)(const struct layer *l, int level, const struct blo
   }
   NAME(widen)(h, (const char *)hidden + b->first * D * bytes, R * D, l->type);
   int failed = NAME(product)(l->output, level, seen, x, R, half, b->threads);
+  NAME(adapt)(l->output, NG_OUTPUT, b, seen, x);
   NAME(norm)(l, NG_AFTER_ATTENTION, x, x, R * D);
   for (int64_t i = 0; i < R * D; i++) h[i] += x[i];
   NAME(norm)(l, NG_BEFORE_MLP, x, h, R * D);
@@ -386,7 +425,11 @@ static int NAME(finish_block)(const struct layer *l, int level, const struct blo
     NAME(narrow)((char *)normed + b->first * D * bytes, x, R * D, l->type);
   } else if (!failed) {
     failed = NAME(product)(l->gate_up[0], level, x, wide, R, half, b->threads);
-    if (!failed && !is_one) failed = NAME(product)(l->gate_up[1], level, x, wide + R * I, R, half, b->threads);
+    NAME(adapt)(l->gate_up[0], NG_GATE, b, x, wide);
+    if (!failed && !is_one) {
+      failed = NAME(product)(l->gate_up[1], level, x, wide + R * I, R, half, b->threads);
+      NAME(adapt)(l->gate_up[1], NG_UP, b, x, wide + R * I);
+    }
     /* Where one row lies behind the other, each makes room for the next. */
     if (is_one)
       for (int64_t r = 0; r < R; r++) NAME(activate)(l, wide + r * I, wide + r * 2 * I, wide + r * 2 * I + I, I);
@@ -395,6 +438,7 @@ static int NAME(finish_block)(const struct layer *l, int level, const struct blo
       for (int64_t r = 0; r < R; r++) NAME(activate)(l, wide + r * I, wide + r * I, wide + (R + r) * I, I);
     }
     if (!failed) failed = NAME(product)(l->down, level, wide, x, R, half, b->threads);
+    NAME(adapt)(l->down, NG_DOWN, b, wide, x);
     NAME(norm)(l, NG_AFTER_MLP, x, x, R * D);
     for (int64_t i = 0; i < R * D; i++) h[i] += x[i];
   }
@@ -404,14 +448,15 @@ static int NAME(finish_block)(const struct layer *l, int level, const struct blo
 
 static int NAME(finish)(const struct layer *l, int level, const void *hidden, int64_t rows, int64_t tokens,
                         const float *queries, const struct states *keys, const struct states *values, int64_t N,
-                        const uint8_t *mask, void *result, void *normed, int threads) {
+                        const uint8_t *mask, void *result, void *normed, const struct low_rank *const *adapters,
+                        int threads) {
   const int64_t D = l->hidden, Q = l->heads * l->head_size, I = l->intermediate, all = rows * tokens;
   const int64_t most = all < BLOCK ? all : BLOCK, widest = Q > I ? (Q > D ? Q : D) : (I > D ? I : D);
   const int64_t room = MOST * (2 * N + l->head_size + LANES), floats = most * (Q + 2 * D + 2 * I) + threads * room;
   void *memory = malloc((size_t)floats * 4 + (size_t)most * (sizeof(struct seen) + (size_t)widest * 2));
   int failed = memory ? 0 : 1;
   for (int64_t first = 0; first < all && !failed; first += BLOCK) {
-    const struct block b = {first, all - first < BLOCK ? all - first : BLOCK, tokens, threads};
+    const struct block b = {first, all - first < BLOCK ? all - first : BLOCK, tokens, threads, adapters, rows};
     failed = NAME(finish_block)(l, level, &b, hidden, queries, keys, values, N, mask, result, normed, memory);
   }
   free(memory);

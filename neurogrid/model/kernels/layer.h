@@ -22,6 +22,17 @@ struct layer {
   int32_t activation, type; /* of hidden states, keys and values, cosines and sines */
 };
 
+/* What an adapter adds to the product of one matrix: scaling * B (A x). Python describes it (low_rank.py). */
+struct low_rank {
+  const float *a, *b; /* [rank][inputs], [rank][outputs] */
+  int64_t rank;       /* at most MAX_RANK */
+  float scaling;
+};
+#define MAX_RANK 1024
+
+/* The matrices of a layer that sequences may have adapters beside: where one is all of several, it is the first. */
+enum place { NG_QUERY, NG_KEY, NG_VALUE, NG_OUTPUT, NG_GATE, NG_UP, NG_DOWN, NG_PLACES };
+
 /* Keys or values of sequences: elements from a sequence, a head, a token to the next; those of a head lie together. */
 struct states {
   const void *first;
@@ -41,4 +52,6 @@ struct seen {
 struct block {
   int64_t first, rows, tokens; /* of all sequences' tokens, one after another; those of a sequence */
   int threads;
+  const struct low_rank *const *adapters; /* [NG_PLACES][sequences], none where a sequence has none; or none at all */
+  int64_t sequences;
 };

@@ -16,13 +16,29 @@ import ctypes
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import Final
 
 import torch
 
 from neurogrid.model.kernels.compiled import ELEMENT_TYPES, Library
 from neurogrid.model.kernels.matrix import Matrix
 
-__all__ = ["Activation", "CompiledLayer", "LayerParts", "Norm", "NormPart"]
+__all__ = [
+    "NUM_PLACES",
+    "Activation",
+    "Adapters",
+    "CompiledLayer",
+    "LayerParts",
+    "Norm",
+    "NormPart",
+]
+
+
+NUM_PLACES: Final = 7
+"""Matrices that adapters may stand beside: of queries, keys, values, output, gate, up, down; numbered as in layer.h.
+Where one matrix is all of several, it is the first of them."""
+
+Adapters = ctypes.Array[ctypes.c_void_p] | None
 
 
 class Norm(IntEnum):
@@ -186,13 +202,18 @@ class CompiledLayer:
             raise ValueError("the parts of the layer do not fit each other")
 
     def project(
-        self, hidden_RTD: torch.Tensor, cosines_RTF: torch.Tensor, sines_RTF: torch.Tensor
+        self,
+        hidden_RTD: torch.Tensor,
+        cosines_RTF: torch.Tensor,
+        sines_RTF: torch.Tensor,
+        adapters: Adapters = None,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Queries, keys and values of new tokens, turned by their positions.
 
         Args:
             hidden_RTD: on the CPU, in the layer's dtype.
             cosines_RTF, sines_RTF: in the same dtype; [1, T, F] where all rows have the same.
+            adapters: [`NUM_PLACES`, R] addresses of `LowRank`, whose shapes are those of the matrices; 0 for none.
 
         Returns:
             [R, T, H E] in float32, for `finish`; twice [R, V, T, E] in the layer's dtype, for a cache.
@@ -212,8 +233,9 @@ class CompiledLayer:
         queries = torch.empty(
             num_rows, num_tokens, self._query_size, dtype=torch.float32, device="cpu"
         )
+        self._require_adapters(adapters, num_rows)
         self._library.project(
-            self._address, hidden_RTD, cosines_RTF, sines_RTF, queries, keys, values
+            self._address, hidden_RTD, cosines_RTF, sines_RTF, queries, keys, values, adapters
         )
         return queries, keys, values
 
@@ -224,6 +246,7 @@ class CompiledLayer:
         keys_RVNE: torch.Tensor,
         values_RVNE: torch.Tensor,
         mask_RTN: torch.Tensor | None,
+        adapters: Adapters = None,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Hidden states [R, T, D] that leave the layer; without an MLP those that enter it, and their norm.
 
@@ -232,7 +255,9 @@ class CompiledLayer:
             queries: from there.
             keys_RVNE, values_RVNE: of all tokens that the cache has, in the layer's dtype; the new ones are the last.
             mask_RTN: bool, the keys that each token sees, one at least; None for all up to its own.
+            adapters: as in `project`.
         """
+        self._require_adapters(adapters, hidden_RTD.shape[0])
         hidden_RTD = hidden_RTD.contiguous()
         num_rows, num_tokens, num_keys = *hidden_RTD.shape[:2], keys_RVNE.shape[2]
         self._require(hidden_RTD, (num_rows, num_tokens, self.hidden_size))
@@ -263,8 +288,13 @@ class CompiledLayer:
             mask_RTN,
             result,
             normed,
+            adapters,
         )
         return result, normed
+
+    def _require_adapters(self, adapters: Adapters, num_rows: int) -> None:
+        if adapters is not None and len(adapters) != NUM_PLACES * num_rows:
+            raise ValueError(f"{len(adapters)} adapters are given for {num_rows} rows")
 
     def _require(self, given: torch.Tensor, shape: tuple[int, ...]) -> None:
         """Nothing behind this looks at it again: what reads has an address."""

@@ -14,7 +14,7 @@ Shape legend: R rows, T tokens, D hidden size, F rotary size, N keys.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from typing import Any, Final
@@ -23,9 +23,11 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from neurogrid.model.adapters.row_adapters import RowAdapters
 from neurogrid.model.files.foreign import MODEL_CODE_ERRORS
 from neurogrid.model.kernels import (
     Activation,
+    NUM_PLACES,
     CompiledLayer,
     LayerParts,
     Library,
@@ -81,12 +83,15 @@ _KNOWN: Final = frozenset(
 _TOLERANCE: Final = 1e-5
 
 
-def fuse_layer(layer: nn.Module, dtype: torch.dtype) -> bool:
+def fuse_layer(
+    layer: nn.Module, dtype: torch.dtype, *, adapters: RowAdapters | None = None
+) -> bool:
     """Compile a layer, if it is a plain block on the CPU with products of ours.
 
     Args:
         layer: loaded and sped up; its class changes.
         dtype: of its hidden states.
+        adapters: of the rows of each pass; None where there are never any.
     """
     found = library()
     try:
@@ -95,6 +100,7 @@ def fuse_layer(layer: nn.Module, dtype: torch.dtype) -> bool:
         return False  # it has other parts under these names
     if fused is None:
         return False
+    fused.adapters = adapters
     cls: Any = type(layer)  # hashable, which its stubs do not know
     layer.__class__ = _fused_class(cls)
     layer.__dict__["_fused"] = fused
@@ -130,12 +136,20 @@ class _Fused:
 
     Attributes:
         went_own_way: whether a pass was not to be computed here.
+        adapters: of the rows of each pass.
     """
 
     def __init__(
-        self, found: Library, parts: LayerParts, layer_id: int, experts: str | None
+        self,
+        found: Library,
+        parts: LayerParts,
+        layer_id: int,
+        experts: str | None,
+        places: Sequence[str | None],
     ) -> None:
         self._library, self._parts = found, parts
+        self._places = places
+        self.adapters: RowAdapters | None = None
         self._layer_id = layer_id
         self._experts = experts
         self._compiled: CompiledLayer | None = None
@@ -205,7 +219,13 @@ class _Fused:
         with_mlp = _with_mlp(parts, mlp)
         if with_mlp is None and Norm.AFTER_MLP in norms:
             return None
-        fused = cls(found, with_mlp or parts, layer_id, None if with_mlp else "mlp")
+        fused = cls(
+            found,
+            with_mlp or parts,
+            layer_id,
+            None if with_mlp else "mlp",
+            _places(attention, mlp if with_mlp else None),
+        )
         fused._compile(0)
         return fused
 
@@ -235,10 +255,13 @@ class _Fused:
         compiled = self._compiled
         if compiled is None or cosines.shape[-1] != self._parts.rotary_size:
             compiled = self._compile(cosines.shape[-1])
-        queries, keys, values = compiled.project(hidden_RTD, cosines, sines)
+        adapters = self.adapters and self.adapters.addresses(self._layer_id, self._places)
+        queries, keys, values = compiled.project(hidden_RTD, cosines, sines, adapters)
         keys, values = states.update(keys, values, self._layer_id)
         mask_RTN = None if mask is None else mask[:, 0]
-        result_RTD, normed_RTD = compiled.finish(hidden_RTD, queries, keys, values, mask_RTN)
+        result_RTD, normed_RTD = compiled.finish(
+            hidden_RTD, queries, keys, values, mask_RTN, adapters
+        )
         if normed_RTD is None:
             return result_RTD
         return result_RTD + _hidden_of(getattr(layer, str(self._experts))(normed_RTD))
@@ -271,6 +294,28 @@ def _with_mlp(parts: LayerParts, mlp: nn.Module) -> LayerParts | None:
     if down_matrix is None or gate_up is None or activation is None or _has_own(mlp):
         return None
     return replace(parts, gate_up=gate_up, down=down_matrix, activation=activation)
+
+
+def _places(attention: nn.Module, mlp: nn.Module | None) -> list[str | None]:
+    """The paths of the linear layers whose matrices are multiplied here, in the order of `NUM_PLACES`; None where one
+    is all of several, or the MLP is not computed here."""
+    names: list[str | None] = [
+        *_filled_up("self_attn", attention, _PROJECTIONS),
+        "self_attn.o_proj",
+        *([None] * 2 if mlp is None else _filled_up("mlp", mlp, _GATE_UP)),
+        None if mlp is None else "mlp.down_proj",
+    ]
+    assert len(names) == NUM_PLACES
+    return names
+
+
+def _filled_up(
+    path: str, module: nn.Module, layouts: tuple[tuple[str, ...], ...]
+) -> list[str | None]:
+    """The paths of the layout that a module has, as many as the longest has."""
+    names = next(each for each in layouts if set(each) <= dict(module.named_children()).keys())
+    most = max(map(len, layouts))
+    return [*(f"{path}.{name}" for name in names), *[None] * (most - len(names))]
 
 
 def _children(module: nn.Module) -> dict[str, nn.Module]:

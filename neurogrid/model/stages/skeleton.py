@@ -236,6 +236,14 @@ class Skeleton:
         """What the module of a layer is called in the whole model."""
         return f"{self._layers_name}.{layer_id}"
 
+    def linear_layers(self, layer_id: int) -> dict[str, tuple[int, int]]:
+        """[O, I] of the linear layers of a layer, by path: what adapters may stand beside."""
+        return {
+            path: (module.out_features, module.in_features)
+            for path, module in self.templates[layer_id].named_modules()
+            if isinstance(module, nn.Linear)
+        }
+
     def layer(self, layer_id: int) -> nn.Module:
         """The module that runs as that layer, or its template while it is not loaded."""
         layer: nn.Module = self._slots[layer_id].__dict__["layer"]

@@ -24,6 +24,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from neurogrid.model.adapters import Adapter, RowAdapters
 from neurogrid.model.caches.cache import StageCache
 from neurogrid.model.caches.prepared import PreparedPass, markers, same_calls
 from neurogrid.model.caches.row_groups import group_rows
@@ -52,11 +53,13 @@ class Row:
         hidden: [1, 1, D], any floating dtype.
         position: of the token: what the session has cached, at least 1.
         cache: the session's.
+        adapter: the session's, which `Stage.take_adapter` was told; None for none.
     """
 
     hidden: torch.Tensor
     position: int
     cache: StageCache
+    adapter: Adapter | None = None
 
 
 class Stage:
@@ -93,6 +96,7 @@ class Stage:
         # Kept alive by the sessions that are in them.
         self._pools: WeakSet[RowPool] = WeakSet()
         self._num_forwards = 0
+        self._adapters = RowAdapters()
         self._weight_bytes: dict[tuple[int, int], int] = {}
         # Whether a pass over a range can be prepared, once somebody has looked.
         self._is_plain: dict[tuple[int, int], bool] = {}
@@ -160,7 +164,16 @@ class Stage:
         layer = self.layer(layer_id)
         speed_up_few_rows(layer)
         if fuse and self._device.type == "cpu":
-            fuse_layer(layer, self._dtype)
+            fuse_layer(layer, self._dtype, adapters=self._adapters)
+
+    def linear_layers(self, layer_id: int) -> dict[str, tuple[int, int]]:
+        """See `Skeleton.linear_layers`."""
+        return self._skeleton.linear_layers(layer_id)
+
+    def take_adapter(self, adapter: Adapter) -> None:
+        """Have the layers ready for rows with an adapter, all of whose layers are held."""
+        for layer_id in adapter.layers:
+            self._adapters.attach(layer_id, self.layer(layer_id), adapter)
 
     @property
     def has_fused(self) -> bool:
@@ -193,6 +206,7 @@ class Stage:
         stop: int,
         position: int,
         cache: StageCache,
+        adapter: Adapter | None = None,
     ) -> torch.Tensor:
         """Run layers [start, stop), all of them held.
 
@@ -201,6 +215,7 @@ class Stage:
             position: of its first token in the sequence: the tokens that these layers have cached.
             cache: the session's, from `new_cache`. Advanced by T; if the forward raises after it
                 may have been written to, it is spoiled and says so when it is used again.
+            adapter: the session's, which `take_adapter` was told; None for none.
 
         Returns:
             [1, T, D] in the stage's dtype, on its device.
@@ -213,7 +228,7 @@ class Stage:
         self._check_range(start, stop)
         _check_hidden(hidden_BTD, self.hidden_size)
         num_tokens = hidden_BTD.shape[1]
-        with torch.inference_mode():
+        with torch.inference_mode(), self._adapters.of([adapter]):
             self._next_forward()
             hidden_BTD = hidden_BTD.to(self._device, self._dtype)
             cache.begin(start, stop, position)
@@ -265,7 +280,8 @@ class Stage:
     def group_rows(
         self, rows: Sequence[Row], *, start: int, stop: int, bounds: Sequence[int]
     ) -> list[list[int]]:
-        """Split rows, each of another session, into groups for `forward_rows`: by their lengths.
+        """Split rows, each of another session, into groups for `forward_rows`: by their lengths, and where rows of an
+        adapter cannot be told from others, by their adapters.
 
         Args:
             bounds: lengths that rows of one forward must not straddle: `SplitTraits.row_bounds`.
@@ -280,13 +296,16 @@ class Stage:
             weight_bytes = sum(each.nbytes for layer in layers for each in layer.parameters())
             self._weight_bytes[start, stop] = weight_bytes
         token_bytes = sum(rows[0].cache.token_bytes(layer_id) for layer_id in range(start, stop))
-        return group_rows(
+        groups = group_rows(
             [row.position for row in rows],
             weight_bytes=weight_bytes,
             token_bytes=token_bytes,
             max_rows=MAX_ROWS,
             bounds=bounds,
         )
+        if all(row.adapter is None or row.adapter.mixes for row in rows):
+            return groups
+        return [part for group in groups for part in _by_adapter(group, rows)]
 
     def forward_rows(self, rows: Sequence[Row], *, start: int, stop: int) -> list[torch.Tensor]:
         """Run layers [start, stop), all of them held, on one token of each of several sessions.
@@ -307,7 +326,12 @@ class Stage:
             row = rows[0]
             return [
                 self.forward(
-                    row.hidden, start=start, stop=stop, position=row.position, cache=row.cache
+                    row.hidden,
+                    start=start,
+                    stop=stop,
+                    position=row.position,
+                    cache=row.cache,
+                    adapter=row.adapter,
                 )
             ]
         self._check_range(start, stop)
@@ -330,7 +354,7 @@ class Stage:
         hidden_R1D = torch.cat([row.hidden.to(self._device, self._dtype) for row in ordered])
         try:
             pool.begin([row.cache for row in ordered], start, stop, positions)
-            with rows_masked(positions):
+            with rows_masked(positions), self._adapters.of([row.adapter for row in ordered]):
                 result_R1D = self._skeleton.run_layers(hidden_R1D, start, stop, positions, pool)
             pool.commit(start, stop)
         finally:
@@ -400,6 +424,14 @@ class Ends:
         speed_up_few_rows(self._skeleton.model)
         if self._is_loaded:
             self._passes.find_shortcuts()
+
+    def linear_layers(self, layer_id: int) -> dict[str, tuple[int, int]]:
+        """See `Skeleton.linear_layers`."""
+        return self._skeleton.linear_layers(layer_id)
+
+    def layer_name(self, layer_id: int) -> str:
+        """See `Skeleton.layer_name`."""
+        return self._skeleton.layer_name(layer_id)
 
     def linear_shapes(self, layer_id: int) -> Mapping[str, Sequence[int]]:
         """See `LayerLoader.linear_shapes`."""
@@ -476,6 +508,14 @@ class Ends:
         with torch.inference_mode():
             input_ids_BT = torch.tensor(token_ids, device=self._device).view(shape)
             return self._passes.embedding(input_ids_BT, position)
+
+
+def _by_adapter(group: Sequence[int], rows: Sequence[Row]) -> list[list[int]]:
+    """Parts of a group with one adapter each."""
+    parts: dict[Adapter | None, list[int]] = {}
+    for index in group:
+        parts.setdefault(rows[index].adapter, []).append(index)
+    return [*parts.values()]
 
 
 def _check_hidden(hidden_BTD: torch.Tensor, hidden_size: int) -> None:

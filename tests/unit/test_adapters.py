@@ -1,0 +1,200 @@
+"""Adapters beside the layers of a stage, against PEFT's own model: logits, rows of several at once, and what is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from neurogrid.model.adapters import Adapter, AdapterSource, LayerAdapter, cut_adapter, read_peft
+from neurogrid.model.files.checkpoint import Checkpoint
+from neurogrid.model.files.config import build_config, model_config_message
+from neurogrid.model.stages.stage import Ends, Row
+from neurogrid.worker.held_model import HeldModel, proving
+from tests.adapters import add_adapter, save_adapters
+from tests.families import FAMILIES, save_checkpoint
+
+CPU = torch.device("cpu")
+FAMILY = {family.name: family for family in FAMILIES}
+PROMPT = [3, 17, 200, 33, 41, 5, 9, 120, 77, 64, 12, 250, 8, 91, 30, 2, 6, 44, 19, 101]
+NAMES = ("one", "other")
+# Where experts are parameters of three dimensions, PEFT takes all linear layers to be those, too.
+TARGETS = {
+    "mixtral": ["q_proj", "k_proj", "v_proj", "o_proj"],
+    "deepseek-v3": ["q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj"],
+}
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(num_threads)
+
+
+def hold(path: Path, dtype: torch.dtype, quantize: str | None = None) -> tuple[HeldModel, Ends]:
+    files = Checkpoint.open(path)
+    config = _config(files)
+    ends = Ends(config, dtype=dtype, device=CPU)
+    ends.load(files.end_tensors(dtype))
+    quantization = files.quantization(quantize, ends)
+    message = model_config_message(
+        config,
+        files.config,
+        model_name="m",
+        max_seq_len=128,
+        dtype=dtype,
+        quantization=quantization,
+    )
+    model = HeldModel(message, proving(message).result(seconds=60), device=CPU)
+    for layer_id in range(model.num_layers):
+        blob = b"".join(bytes(chunk) for chunk in files.layer_blob(layer_id, quantization).chunks())
+        model.load(layer_id, memoryview(bytearray(blob)), b"")
+    return model, ends
+
+
+def _config(files: Checkpoint) -> Any:
+    return build_config(files.config)
+
+
+def taken(model: HeldModel, ends: Ends, directory: Path) -> Adapter:
+    """An adapter from files, as a stage has it that was sent its blobs."""
+    source = cut_adapter(
+        read_peft(directory), model.num_layers, ends.layer_name, ends.linear_layers
+    )
+    adapter = Adapter({layer_id: part(model, source, layer_id) for layer_id in source.blobs})
+    model.stage.take_adapter(adapter)
+    return adapter
+
+
+def part(model: HeldModel, source: AdapterSource, layer_id: int) -> LayerAdapter:
+    blob = bytearray(b"".join(bytes(chunk) for chunk in source.blobs[layer_id].chunks()))
+    return LayerAdapter.read(memoryview(blob), model.stage.linear_layers(layer_id), device=CPU)
+
+
+@dataclass
+class Session:
+    """A session with one of the adapters, through all layers."""
+
+    model: HeldModel
+    ends: Ends
+    adapter: Adapter | None
+
+    def __post_init__(self) -> None:
+        self.cache = self.model.stage.new_cache()
+        self.position = 0
+
+    def prefill(self, token_ids: list[int]) -> torch.Tensor:
+        hidden = self.ends.embed(token_ids, position=self.position)
+        hidden = self.model.stage.forward(
+            hidden,
+            start=0,
+            stop=self.model.num_layers,
+            position=self.position,
+            cache=self.cache,
+            adapter=self.adapter,
+        )
+        logits = self.ends.logits(hidden, position=self.position)
+        self.position += len(token_ids)
+        return logits
+
+    def row(self, token_id: int) -> Row:
+        hidden = self.ends.embed([token_id], position=self.position)
+        return Row(hidden, self.position, self.cache, self.adapter)
+
+
+def expected(model: Any, name: str | None, token_ids: list[int]) -> torch.Tensor:
+    """Logits of PEFT's model at the last token."""
+    with torch.inference_mode():
+        given = torch.tensor([token_ids])
+        if name is None:
+            with model.disable_adapter():
+                return model(given).logits[0, -1].float()
+        model.set_adapter(name)
+        return model(given).logits[0, -1].float()
+
+
+def off(got: torch.Tensor, wanted: torch.Tensor) -> float:
+    return float((got - wanted).abs().max() / wanted.abs().max())
+
+
+@pytest.mark.parametrize("family", sorted(FAMILY))
+def test_logits_are_those_of_peft(tmp_path: Path, family: str) -> None:
+    model = save_checkpoint(FAMILY[family], tmp_path / "base")
+    held, ends = hold(tmp_path / "base", torch.float32)
+    # PEFT wraps the layers of the model that it is given.
+    for seed, name in enumerate(NAMES):
+        targets = TARGETS.get(family, "all-linear")
+        model = add_adapter(model, name, seed=seed, r=4 + seed, target_modules=targets)
+    places = save_adapters(model, tmp_path)
+    adapters = {name: taken(held, ends, place) for name, place in places.items()}
+    sessions = {
+        name: Session(held, ends, adapters.get(name) if name else None) for name in (*NAMES, None)
+    }
+    for name, session in sessions.items():
+        got = session.prefill(PROMPT)
+        assert off(got, expected(model, name, PROMPT)) < 1e-5, name
+    assert off(expected(model, "one", PROMPT), expected(model, None, PROMPT)) > 1e-2
+    # Rows of both, and one of none, in one pass.
+    if held.traits.row_bounds is None:
+        return
+    rows = [session.row(50) for session in sessions.values()]
+    groups = held.stage.group_rows(
+        rows, start=0, stop=held.num_layers, bounds=held.traits.row_bounds
+    )
+    assert len(groups) == 1
+    hidden = held.stage.forward_rows(rows, start=0, stop=held.num_layers)
+    for (name, session), its in zip(sessions.items(), hidden, strict=True):
+        got = ends.logits(its, position=session.position)
+        assert off(got, expected(model, name, [*PROMPT, 50])) < 1e-5, name
+
+
+@pytest.mark.parametrize("quantize", ["int8", "int4"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_beside_codes_the_same_is_added(tmp_path: Path, dtype: torch.dtype, quantize: str) -> None:
+    """Of a model in codes PEFT has none: its own, with the weights that the codes are, is what they are compared with."""
+    model = save_checkpoint(FAMILY["llama-tied"], tmp_path / "base")
+    held, ends = hold(tmp_path / "base", dtype, quantize)
+    names = dict(model.named_modules())
+    with torch.no_grad():
+        for layer_id in range(held.num_layers):
+            for path in held.stage.linear_layers(layer_id):
+                weight = held.stage.layer(layer_id).get_submodule(path).weight
+                names[f"model.layers.{layer_id}.{path}"].weight.copy_(weight.float())
+    for seed, name in enumerate(NAMES):
+        model = add_adapter(model, name, seed=seed)
+    places = save_adapters(model, tmp_path)
+    for name, place in places.items():
+        got = Session(held, ends, taken(held, ends, place)).prefill(PROMPT)
+        # Activations are rounded to 8 bits for some of the products.
+        assert off(got, expected(model, name, PROMPT)) < (0.05 if dtype == torch.float32 else 0.1)
+
+
+def test_in_bfloat16_rows_have_the_bits_that_they_have_alone(tmp_path: Path) -> None:
+    model = save_checkpoint(FAMILY["llama-tied"], tmp_path / "base", dtype=torch.bfloat16)
+    held, ends = hold(tmp_path / "base", torch.bfloat16)
+    for seed, name in enumerate(NAMES):
+        model = add_adapter(model, name, seed=seed)
+    places = save_adapters(model, tmp_path)
+    adapters = [*(taken(held, ends, place) for place in places.values()), None]
+
+    def sessions() -> list[Session]:
+        made = [Session(held, ends, adapter) for adapter in adapters]
+        for session in made:
+            session.prefill(PROMPT)
+        return made
+
+    layers = {"start": 0, "stop": held.num_layers}
+    alone = [held.stage.forward_rows([session.row(7)], **layers)[0] for session in sessions()]
+    together = held.stage.forward_rows([session.row(7) for session in sessions()], **layers)
+    same = [torch.equal(one, other) for one, other in zip(alone, together, strict=True)]
+    assert all(same) or not held.has_same_bits(0, held.num_layers)
+    for name, session in zip((*NAMES, None), sessions(), strict=True):
+        hidden = held.stage.forward_rows([session.row(7)], **layers)[0]
+        got = ends.logits(hidden, position=session.position)
+        assert off(got, expected(model, name, [*PROMPT, 7])) < 0.05
