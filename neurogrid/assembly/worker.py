@@ -79,7 +79,7 @@ class Worker:
         self._transfers = TransferService(state, on_gave_up=self.forget)
         self._layers = LayerService(state, self._transfers)
         links = WorkerLinks(protocol, protocol.host.connect)
-        self._sessions = SessionService(state, links, device_name=name)
+        self._sessions = SessionService(state, links, self._transfers, device_name=name)
         self._v10 = WorkerV10(state, protocol, self._layers, self._transfers, self._sessions.steps)
         for service in (
             *(self._transfers, self._layers, self._sessions, self._v10),

@@ -77,8 +77,8 @@ class WorkerBlobs:
             self._remember(stored)
         return stored
 
-    async def keep(self, stored: StoredBlob, *, model: str, layer_id: int) -> None:
-        """A blob has come for a layer of a model: serve it from now on, and write it to disk soon.
+    async def keep(self, stored: StoredBlob, *, model: str = "", layer_id: int = 0) -> None:
+        """A blob has come for a layer of a model, or for none: serve it from now on, and write it to disk soon.
 
         Waits while too much waits for the disk.
         """
@@ -103,9 +103,10 @@ class WorkerBlobs:
                 stored, model, layer_id = self._waiting[0]
                 if await trio.to_thread.run_sync(cache.store, stored):
                     self._on_disk[stored.info.blob_id] = stored.info
-                    await trio.to_thread.run_sync(
-                        self._note_layer, model, layer_id, stored.info.blob_id
-                    )
+                    if model:
+                        await trio.to_thread.run_sync(
+                            self._note_layer, model, layer_id, stored.info.blob_id
+                        )
                 self._pin()
                 self._waiting_bytes -= stored.num_bytes
                 del self._waiting[0], stored

@@ -207,6 +207,11 @@ class HeldModel:
         """Bytes of one session's cache over layers [start, stop) at `num_tokens` tokens."""
         return sum(cost.cache_bytes(num_tokens) for cost in self.costs[start:stop])
 
+    def needed_bytes(self, start: int, stop: int, *, num_tokens: int, num_sessions: int) -> int:
+        """Bytes of layers [start, stop), and of the caches of so many sessions over them."""
+        weights = sum(cost.weight_bytes for cost in self.costs[start:stop])
+        return weights + num_sessions * self.cache_bytes(start, stop, num_tokens)
+
     def require_room(
         self, start: int, stop: int, *, num_tokens: int, num_sessions: int, limit_bytes: int
     ) -> None:
@@ -215,8 +220,7 @@ class HeldModel:
         Raises:
             CapacityError: they do not; says what is needed and there.
         """
-        needed = sum(cost.weight_bytes for cost in self.costs[start:stop])
-        needed += num_sessions * self.cache_bytes(start, stop, num_tokens)
+        needed = self.needed_bytes(start, stop, num_tokens=num_tokens, num_sessions=num_sessions)
         if needed > limit_bytes:
             raise CapacityError(
                 f"{needed:,} B are needed for {name_range(range(start, stop))} with {num_sessions} "

@@ -100,6 +100,20 @@ class TransferService(TransferPolicy):
         if self._transfers is not None:
             self._transfers.forget(peer_id, layer_id=layer_id)
 
+    async def fetch(
+        self, peer_id: str, blob_id: bytes, *, max_bytes: int, timeout: float
+    ) -> StoredBlob:
+        """A blob that is no layer's, from a peer that has it.
+
+        Raises:
+            PeerRefusedError, RemoteProtocolError, TransportError, CapacityError: as `Transfers.fetch_blob`.
+        """
+        assert self._transfers is not None
+        fetched = await self._transfers.fetch_blob(
+            peer_id, blob_id, max_bytes=max_bytes, offer_timeout=timeout
+        )
+        return fetched.blob
+
     # What the library asks
 
     def authorize(self, peer_id: str) -> None:

@@ -14,6 +14,7 @@ import torch
 
 from neurogrid.errors import ModelError, RequestRefusedError
 from neurogrid.inference.sessions.steps import Step
+from neurogrid.model.adapters import Adapter
 from neurogrid.model.caches.cache import StageCache
 from neurogrid.model.files.foreign import MODEL_CODE_ERRORS
 from neurogrid.model.stages.stage import Row
@@ -37,7 +38,7 @@ def run_steps(steps: Sequence[Step], *, chunk: int | None) -> list[torch.Tensor 
     """
     first = steps[0]
     if first.is_decoded:
-        rows = [Row(step.hidden, step.position, step.cache) for step in steps]
+        rows = [Row(step.hidden, step.position, step.cache, step.adapter) for step in steps]
         results = forward_rows(first.model, rows, start=first.start, stop=first.stop)
         _note_batch(steps, results)
         return results
@@ -51,6 +52,7 @@ def run_steps(steps: Sequence[Step], *, chunk: int | None) -> list[torch.Tensor 
             stop=first.stop,
             position=first.position,
             cache=first.cache,
+            adapter=first.adapter,
         )
     except RequestRefusedError as exc:
         return [exc]
@@ -81,12 +83,14 @@ def forward(
     stop: int,
     position: int,
     cache: StageCache,
+    adapter: Adapter | None = None,
 ) -> torch.Tensor:
     """Run layers [start, stop).
 
     Args:
         hidden_BTD: [1, T, D] in any float dtype; computed in the model's dtype on its device.
         position: absolute position of the first token; must be the cache's length.
+        adapter: of the session; None for none.
 
     Returns:
         [1, T, D] in the model's dtype, on the CPU.
@@ -98,7 +102,12 @@ def forward(
         with torch.inference_mode():
             hidden_BTD = hidden_BTD.to(device=model.device, dtype=model.dtype)
             result = model.stage.forward(
-                hidden_BTD, start=start, stop=stop, position=position, cache=cache
+                hidden_BTD,
+                start=start,
+                stop=stop,
+                position=position,
+                cache=cache,
+                adapter=adapter,
             )
             return result.cpu()
     except (torch.OutOfMemoryError, MemoryError) as exc:
@@ -155,10 +164,16 @@ def forward_rows(
                     _first_line(exc),
                 )
         for i in group:
-            hidden_BTD, position, cache = rows[i].hidden, rows[i].position, rows[i].cache
+            its = rows[i]
             try:
                 results[i] = forward(
-                    model, hidden_BTD, start=start, stop=stop, position=position, cache=cache
+                    model,
+                    its.hidden,
+                    start=start,
+                    stop=stop,
+                    position=its.position,
+                    cache=its.cache,
+                    adapter=its.adapter,
                 )
             except RequestRefusedError as exc:
                 results[i] = exc

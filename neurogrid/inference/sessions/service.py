@@ -19,6 +19,7 @@ from neurogrid.inference.sessions.activations import WorkerActivations
 from neurogrid.inference.sessions.load import WorkerLoad, worker_load
 from neurogrid.inference.sessions.step_queue import WorkerSteps
 from neurogrid.inference.sessions.table import Session, SessionTable
+from neurogrid.model.adapters import Adapter
 from neurogrid.model.files.tensors import dtype_name
 from neurogrid.p2p.exchange.routes import Place, place_in
 from neurogrid.p2p.streams.message_forms import sender_of
@@ -34,9 +35,11 @@ from neurogrid.p2p.wire import (
     TensorMessage,
 )
 from neurogrid.planner import name_range
+from neurogrid.worker.adapters import WorkerAdapters
 from neurogrid.worker.held_model import HeldModel
 from neurogrid.worker.links import WorkerLinks
 from neurogrid.worker.state import Assignment, WorkerState, name_layers
+from neurogrid.worker.transfers import TransferService
 
 __all__ = ["SessionService"]
 
@@ -55,13 +58,23 @@ class SessionService:
         statistics: of what was computed.
     """
 
-    def __init__(self, state: WorkerState, links: WorkerLinks, *, device_name: str) -> None:
+    def __init__(
+        self,
+        state: WorkerState,
+        links: WorkerLinks,
+        transfers: TransferService,
+        *,
+        device_name: str,
+    ) -> None:
         self._state = state
         self._links = links
         self._device_name = device_name
         self._is_leaving = False
         self.steps = WorkerSteps(state)
         self._sessions = SessionTable(on_drop=self.steps.withdraw)
+        self._adapters = WorkerAdapters(
+            state, transfers, lambda: (s.adapter for s in self._sessions if s.adapter is not None)
+        )
         self.activations = WorkerActivations(state, links, self._sessions, self.steps)
         self.statistics = self.steps.statistics
 
@@ -98,6 +111,7 @@ class SessionService:
     def forget_all(self) -> None:
         """Drop all sessions: their layers are being replaced."""
         self._sessions.clear()
+        self._adapters.clear()
 
     async def expire(self) -> None:
         """Drop the sessions that nobody has used or may use any more; runs as long as the worker."""
@@ -122,38 +136,56 @@ class SessionService:
         model = state.require_coordinator(message.from_peer)
         if self._is_leaving:
             raise RequestRefusedError("this worker is about to end", code=ErrorCode.SHUTTING_DOWN)
-        missing = set(range(opened.start_layer, opened.stop_layer))
-        if state.assignment is not None:
-            missing -= state.assignment.confirmed
-        if missing:
-            raise RequestRefusedError(
-                f"this worker is not ready for {name_layers(missing)}",
-                code=ErrorCode.LAYER_NOT_HELD,
-            )
-        assert state.assignment is not None
-        if not 0 < opened.max_length <= state.assignment.max_length:
+        assignment = self._require_ready(opened)
+        adapter = None
+        if opened.adapter:
+            adapter = await self._adapters.take(model, opened, sender_of(message))
+            assignment = self._require_ready(opened)
+        if not 0 < opened.max_length <= assignment.max_length:
             raise RequestRefusedError(
                 f"a session of {opened.max_length} tokens was asked for, and "
-                f"{state.assignment.max_length} were agreed",
+                f"{assignment.max_length} were agreed",
                 code=ErrorCode.LIMIT_EXCEEDED,
             )
-        prior = self._prior(opened, sender_of(message))
+        prior = self._prior(opened, sender_of(message), adapter)
         if prior is None:
-            session = self._add(opened, sender_of(message), model, None)
+            session = self._add(opened, sender_of(message), model, None, adapter)
         else:
             # After what came for it before this.
             async with prior.turn:
                 self._require_tokens(prior, opened.prior_length)
-                session = self._add(opened, sender_of(message), model, prior)
+                session = self._add(opened, sender_of(message), model, prior, adapter)
                 await self._begin_with(session, prior, opened)
         with self._dropped_on_error(session):
             await self._links.prepare(session.place)
         # A peer that names no prior knows how long the session is.
-        ack = SessionAck(opened.session_id, length=session.length if prior else None)
+        ack = SessionAck(
+            opened.session_id,
+            length=session.length if prior else None,
+            adapter=adapter is not None,
+        )
         await self._state.answer(message, MessageType.SESSION_ACK, ack.encode())
 
+    def _require_ready(self, opened: SessionOpen) -> Assignment:
+        """The assignment, with the layers of a session confirmed."""
+        assignment = self._state.assignment
+        missing = set(range(opened.start_layer, opened.stop_layer))
+        if assignment is not None:
+            missing -= assignment.confirmed
+        if missing or assignment is None:
+            raise RequestRefusedError(
+                f"this worker is not ready for {name_layers(missing)}",
+                code=ErrorCode.LAYER_NOT_HELD,
+            )
+        return assignment
+
     def _add(
-        self, opened: SessionOpen, owner: str, model: HeldModel, prior: Session | None
+        self,
+        opened: SessionOpen,
+        owner: str,
+        model: HeldModel,
+        prior: Session | None,
+        adapter: Adapter | None,
     ) -> Session:
         """Open a session, which has no tokens yet."""
         assert self._state.assignment is not None
@@ -184,6 +216,7 @@ class SessionService:
             cache=model.stage.new_cache(max_length=opened.max_length),
             place=self._place(opened, owner),
             wire=opened.wire or dtype_name(model.dtype),
+            adapter=adapter,
         )
         self._sessions.add(session)
         return session
@@ -196,15 +229,16 @@ class SessionService:
             self._sessions.drop(session)
             raise
 
-    def _prior(self, opened: SessionOpen, owner: str) -> Session | None:
-        """The session whose tokens a new one begins with, if it names one."""
+    def _prior(self, opened: SessionOpen, owner: str, adapter: Adapter | None) -> Session | None:
+        """The session whose tokens a new one begins with, if it names one: what they gave depends on its adapter."""
         if not opened.prior:
             return None
         prior = self._sessions.of(opened.prior, owner)
         layers = range(opened.start_layer, opened.stop_layer)
-        if prior is None or range(prior.start, prior.stop) != layers:
+        is_alike = prior is not None and prior.adapter is adapter
+        if prior is None or range(prior.start, prior.stop) != layers or not is_alike:
             raise RequestRefusedError(
-                f"session {opened.prior} is not open over {name_range(layers)}",
+                f"session {opened.prior} is not open over {name_range(layers)} with this adapter",
                 code=ErrorCode.SESSION_UNKNOWN,
                 is_expected=self._sessions.was_open(opened.prior, owner),
             )

@@ -144,6 +144,7 @@ class WorkerSteps:
                 session.cache,
                 self._clock(),
                 batch,
+                adapter=session.adapter,
             )
             self._activity.came(session.number)
             with stage_span(step, session.session_id):

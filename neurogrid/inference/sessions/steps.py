@@ -21,6 +21,7 @@ from typing import Final
 import torch
 
 from neurogrid.inference.sessions.statistics import StageCall
+from neurogrid.model.adapters import Adapter
 from neurogrid.model.caches.cache import StageCache
 from neurogrid.worker.held_model import HeldModel
 
@@ -44,6 +45,7 @@ class Step:
         waits_since: when it came, or its last chunk was done, on the clock of its queue. Seconds.
         queue_seconds: for which it has waited for its turns.
         calls: to torch that it has been part of.
+        adapter: of its session; None for none.
     """
 
     session: int
@@ -58,6 +60,7 @@ class Step:
     results: list[torch.Tensor] = field(default_factory=list)
     queue_seconds: float = 0.0
     calls: list[StageCall] = field(default_factory=list)
+    adapter: Adapter | None = None
     is_decoded: bool = field(init=False)
 
     def __post_init__(self) -> None:

@@ -14,6 +14,7 @@ from itertools import count
 import trio
 
 from neurogrid.errors import RequestRefusedError
+from neurogrid.model.adapters import Adapter
 from neurogrid.model.caches.cache import StageCache
 from neurogrid.p2p.exchange.routes import Direction, Place
 from neurogrid.p2p.trust.limits import CLOCK_SKEW
@@ -45,6 +46,7 @@ class Session:
         passing: held by the task that passes on a result, so that results leave in the order of their tokens.
         is_over: nothing is to be computed for it any more.
         number: its own in this process, whoever opened it, and also where it has no id.
+        adapter: beside its layers; None for none.
     """
 
     session_id: int
@@ -63,6 +65,7 @@ class Session:
     passing: trio.Lock = field(default_factory=trio.Lock)
     is_over: bool = False
     number: int = field(default_factory=_numbers.__next__)
+    adapter: Adapter | None = None
 
     @property
     def source(self) -> str:

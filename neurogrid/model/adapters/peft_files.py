@@ -128,7 +128,8 @@ def _require_lora(file: Path, config: Mapping[str, Any]) -> None:
     if config.get("init_lora_weights", True) not in _INITIAL:
         raise UnsupportedModelError(
             f"{file}: the adapter began with other weights of the model (init_lora_weights = "
-            f"{str(config['init_lora_weights'])[:40]!r}); save it as PEFT converts it (path_initial_model_for_weight_conversion)"
+            f"{str(config['init_lora_weights'])[:40]!r}): save it with "
+            "PEFT's path_initial_model_for_weight_conversion"
         )
 
 

@@ -26,8 +26,8 @@ from torch.nn import functional
 from neurogrid.model.adapters.row_adapters import RowAdapters
 from neurogrid.model.files.foreign import MODEL_CODE_ERRORS
 from neurogrid.model.kernels import (
-    Activation,
     NUM_PLACES,
+    Activation,
     CompiledLayer,
     LayerParts,
     Library,
@@ -255,7 +255,9 @@ class _Fused:
         compiled = self._compiled
         if compiled is None or cosines.shape[-1] != self._parts.rotary_size:
             compiled = self._compile(cosines.shape[-1])
-        adapters = self.adapters and self.adapters.addresses(self._layer_id, self._places)
+        adapters = None
+        if self.adapters is not None:
+            adapters = self.adapters.addresses(self._layer_id, self._places)
         queries, keys, values = compiled.project(hidden_RTD, cosines, sines, adapters)
         keys, values = states.update(keys, values, self._layer_id)
         mask_RTN = None if mask is None else mask[:, 0]
