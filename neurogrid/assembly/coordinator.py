@@ -89,6 +89,7 @@ async def open_coordinator(
             routing,
             ends,
             kept,
+            planned.adapters,
             patience=settings.patience,
             board=board,
             progress=progress,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -53,6 +54,7 @@ class CoordinatorSettings:
         peer_memory_bytes: assumed for workers that do not tell.
         dtype: to compute in; None for the checkpoint's own.
         quantize: `int8` or `int4`: what the layers' matrices travel, and are held, as; None for as they are.
+        adapters: directories of adapters (LoRA, in PEFT's files) that are served beside the model, by name.
         routing: `chain`: workers hand activations on to each other where they can; `star`: all through here.
         wire_dtype: `float32`, `float16`, `bfloat16` or `int8`: in what activations travel; None for `dtype`.
         timeouts: deadlines towards workers.
@@ -87,6 +89,7 @@ class CoordinatorSettings:
     peer_memory_bytes: int = 8 * GIB
     dtype: str | None = None
     quantize: str | None = None
+    adapters: Mapping[str, Path] = field(default_factory=dict)
     routing: RoutingMode = "chain"
     wire_dtype: str | None = None
     timeouts: Timeouts = field(default_factory=Timeouts)

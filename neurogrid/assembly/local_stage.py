@@ -38,6 +38,7 @@ from neurogrid.fleet.remote_worker import (
     TransferReports,
 )
 from neurogrid.fleet.spread import Spread
+from neurogrid.inference.generation.adapters import ServedAdapters
 from neurogrid.inference.generation.loaded_model import LoadedModel
 from neurogrid.inference.pipeline.chain import AskedAlone
 from neurogrid.inference.pipeline.remote_v11 import RemoteWorkerV11
@@ -53,6 +54,7 @@ from neurogrid.node.torch_thread import TorchThread
 from neurogrid.p2p.hosts.identity import Identity
 from neurogrid.p2p.memory import open_memory_network
 from neurogrid.p2p.tensor.protocol import Protocol
+from neurogrid.p2p.transfer import Transfers
 from neurogrid.p2p.wire import PROTOCOL_V11
 from neurogrid.worker.settings import WorkerSettings
 from neurogrid.worker.state import WorkerState
@@ -104,6 +106,7 @@ class LocalWorker(RemoteWorkerV11, AskedAlone):
 @asynccontextmanager
 async def open_local_worker(
     model: LoadedModel,
+    adapters: ServedAdapters,
     identity: Identity,
     *,
     name: str,
@@ -113,6 +116,7 @@ async def open_local_worker(
     """Run a worker for `model` in this process until the block is left; it holds nothing yet.
 
     Args:
+        adapters: whose parts it asks for, as any worker does.
         identity: the coordinator's, whose peer id it has.
         name: what this machine is called.
         max_sessions: sessions at once that it may be asked to set memory aside for.
@@ -141,6 +145,7 @@ async def open_local_worker(
             worker = Worker(state, protocol, name=described, machine=name)
             worker.start()
             asking = Protocol(caller, role="coordinator", versions=(PROTOCOL_V11,))
+            Transfers(asking, adapters)
             await caller.connect(host.addresses[0])
             await asking.open(host.peer_id)
             yield LocalWorker(asking, host.peer_id, timeouts, worker.sessions)
@@ -151,6 +156,7 @@ async def enlist_with_local(
     fleet: Fleet,
     workers: Sequence[RemoteWorker],
     model: LoadedModel,
+    adapters: ServedAdapters,
     identity: Identity,
     *,
     name: str,
@@ -169,7 +175,7 @@ async def enlist_with_local(
     """
 
     here = open_local_worker(
-        model, identity, name=name, max_sessions=max_sessions, timeouts=timeouts
+        model, adapters, identity, name=name, max_sessions=max_sessions, timeouts=timeouts
     )
     with_local = replace(fleet.planning, local_id=identity.peer_id)
     if local_layers == "none":

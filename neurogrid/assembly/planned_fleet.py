@@ -34,6 +34,7 @@ from neurogrid.fleet.progress import FleetProgress
 from neurogrid.fleet.remote_worker import RemoteWorker
 from neurogrid.fleet.worker_info import WorkerInfo
 from neurogrid.fleet.worker_questions import capacities, describe_workers, links
+from neurogrid.inference.generation.adapters import ServedAdapters
 from neurogrid.inference.generation.loaded_model import LoadedModel
 from neurogrid.inference.pipeline.remote_workers import remote_worker
 from neurogrid.inference.pipeline.session_trials import SessionTrials
@@ -52,6 +53,7 @@ from neurogrid.p2p.hosts.machine import machine_name
 from neurogrid.p2p.libp2p.libp2p_host import open_host
 from neurogrid.p2p.streams.message_forms import sender_of
 from neurogrid.p2p.tensor.protocol import Protocol
+from neurogrid.p2p.transfer import Transfers
 from neurogrid.p2p.wire import (
     PROTOCOL_V10,
     PROTOCOL_V11,
@@ -74,12 +76,14 @@ class PlannedFleet:
     """Workers that are connected, and a plan for them; nothing has been sent. Made by `open_plan`.
 
     Attributes:
+        adapters: what can be added to the layers of the model.
         why_local: why the coordinator computes layers itself, or does not.
     """
 
     protocol: Protocol
     model: LoadedModel
     fleet: Fleet
+    adapters: ServedAdapters
     why_local: str
 
     @property
@@ -99,7 +103,11 @@ class PlannedFleet:
 
     def explain(self, *, max_sessions: int, ends_seconds: float = 0.0) -> Explanation:
         """Why the plan is as it is, with the links as they were measured."""
-        size = self.model.size(num_sessions=max_sessions, ends_seconds=ends_seconds)
+        size = self.model.size(
+            num_sessions=max_sessions,
+            ends_seconds=ends_seconds,
+            beside_bytes=self.adapters.layer_bytes(len(self.model.costs)),
+        )
         peers = capacities(self.infos, len(self.model.costs))
         return explain(self.plan, size, peers, links(self.infos))
 
@@ -133,6 +141,7 @@ async def open_plan(
         model = model or await load_model(settings)
         progress.model_read(model.name, len(model.costs))
         request.check_layers(len(model.costs), model.name)
+        adapters = await trio.to_thread.run_sync(ServedAdapters.load, model, settings.adapters)
         identity = Identity.load(settings.identity_file) if settings.identity_file else None
         host = await stack.enter_async_context(
             open_host(
@@ -148,6 +157,7 @@ async def open_plan(
         versions = settings.protocol_versions or (PROTOCOL_V11, PROTOCOL_V10)
         protocol = Protocol(host, role="coordinator", name=machine, versions=versions)
         authorise(protocol, COORDINATOR_TAKES)
+        Transfers(protocol, adapters)  # for workers that ask for a part
         local: list[str] = []
         if settings.local_workers:
             many = settings.local_workers > 1
@@ -198,7 +208,10 @@ async def open_plan(
             cache=settings.cache,
         )
         planning = FleetPlanning(
-            model.size(num_sessions=settings.max_sessions),
+            model.size(
+                num_sessions=settings.max_sessions,
+                beside_bytes=adapters.layer_bytes(len(model.costs)),
+            ),
             num_stages=request.num_stages,
             with_replicas=settings.with_replicas,
         )
@@ -242,6 +255,7 @@ async def open_plan(
             fleet,
             workers,
             model,
+            adapters,
             host.identity,
             name=machine,
             local_layers="none" if is_shared else settings.local_layers,
@@ -254,7 +268,7 @@ async def open_plan(
             )
         elif workers and settings.local_layers != "none":
             logger.info("%s", why_local)
-        yield PlannedFleet(protocol, model, fleet, why_local)
+        yield PlannedFleet(protocol, model, fleet, adapters, why_local)
 
 
 def _disconnect(host: Host, peer_id: str) -> None:

@@ -1,4 +1,4 @@
-"""Adapters beside the layers of a stage, against PEFT's own model: logits, rows of several at once, and what is refused."""
+"""Adapters beside the layers of a stage, against PEFT's own model: logits, rows of several, and what is refused."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ def test_logits_are_those_of_peft(tmp_path: Path, family: str) -> None:
 @pytest.mark.parametrize("quantize", ["int8", "int4"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_beside_codes_the_same_is_added(tmp_path: Path, dtype: torch.dtype, quantize: str) -> None:
-    """Of a model in codes PEFT has none: its own, with the weights that the codes are, is what they are compared with."""
+    """PEFT's model has the weights that the codes are."""
     model = save_checkpoint(FAMILY["llama-tied"], tmp_path / "base")
     held, ends = hold(tmp_path / "base", dtype, quantize)
     names = dict(model.named_modules())

@@ -9,6 +9,7 @@ import trio
 
 from neurogrid.assembly.local_stage import open_local_worker
 from neurogrid.fleet.remote_worker import Timeouts
+from neurogrid.inference.generation.adapters import ServedAdapters
 from neurogrid.inference.generation.loaded_model import LoadedModel
 from neurogrid.model.embedded import embedded_model_path
 from neurogrid.model.files.config import model_config_message
@@ -27,7 +28,12 @@ def test_whom_it_serves_is_for_developers(caplog: pytest.LogCaptureFixture) -> N
 
     async def main() -> None:
         async with open_local_worker(
-            model, Identity.generate(), name="", max_sessions=1, timeouts=Timeouts()
+            model,
+            ServedAdapters(model),
+            Identity.generate(),
+            name="",
+            max_sessions=1,
+            timeouts=Timeouts(),
         ) as worker:
             await worker.configure(config)
 

@@ -22,6 +22,7 @@ from neurogrid.fleet.worker_info import WorkerInfo
 from neurogrid.inference.board.progress import Progress
 from neurogrid.inference.board.status import ClusterStatus
 from neurogrid.inference.board.status_board import StatusBoard
+from neurogrid.inference.generation.adapters import ServedAdapters
 from neurogrid.inference.generation.ends_queue import Chosen, EndsQueue
 from neurogrid.inference.generation.generation_spans import generation_spans
 from neurogrid.inference.generation.kept_sessions import Beginning, KeptSessions
@@ -38,6 +39,7 @@ from neurogrid.inference.generation.text_generation import TextGeneration
 from neurogrid.inference.generation.token_session import TokenSession
 from neurogrid.inference.pipeline.routing import Routing
 from neurogrid.inference.pipeline.selection import Selector
+from neurogrid.model.adapters import AdapterSource
 from neurogrid.p2p.exchange.counters import TrafficCounters
 from neurogrid.p2p.exchange.exchange import Exchange
 from neurogrid.p2p.hosts.host import Host
@@ -64,6 +66,7 @@ class Coordinator(TextGeneration):
         model: the loaded model.
         fleet: its workers, and what each of them holds.
         selector: which of them a session goes through.
+        adapters: what can be added to its layers, by name.
     """
 
     def __init__(
@@ -75,6 +78,7 @@ class Coordinator(TextGeneration):
         routing: Routing,
         ends: EndsQueue,
         kept: KeptSessions,
+        adapters: ServedAdapters,
         *,
         patience: float,
         board: StatusBoard,
@@ -83,6 +87,7 @@ class Coordinator(TextGeneration):
         self.model = model
         self.fleet = fleet
         self.selector = selector
+        self.adapters = adapters
         self._protocol = protocol
         self._routing = routing
         self._ends = ends
@@ -142,13 +147,16 @@ class Coordinator(TextGeneration):
         *,
         max_tokens: int,
         sampling: SamplingParams | None = None,
+        adapter: str | None = None,
     ) -> AsyncGenerator[int, None]:
         """Yield new token ids, at most `max_tokens`, until one that ends the sequence or the last place.
 
         The token that ends it, the model's own or a stop token, is not yielded. Everything else is as for
         `generate_tokens`.
         """
-        generating = self.generate_tokens(token_ids, max_tokens=max_tokens, sampling=sampling)
+        generating = self.generate_tokens(
+            token_ids, max_tokens=max_tokens, sampling=sampling, adapter=adapter
+        )
         async with aclosing(generating) as tokens:
             async for token in tokens:
                 if token.finish_reason != "stop":
@@ -162,6 +170,7 @@ class Coordinator(TextGeneration):
         sampling: SamplingParams | None = None,
         num_logprobs: int | None = None,
         ignore_eos: bool = False,
+        adapter: str | None = None,
     ) -> AsyncGenerator[GeneratedToken, None]:
         """Yield new tokens, at most `max_tokens`; the last of them says why nothing follows.
 
@@ -176,14 +185,17 @@ class Coordinator(TextGeneration):
             max_tokens: 1 or more; fewer come where the session has no place for them.
             num_logprobs: give the log probability of each token, and of so many of the likeliest; None for neither.
             ignore_eos: an end-of-sequence token is one like others.
+            adapter: the name of one of `adapters`, with which they are computed; None for the model alone.
 
         Raises:
-            ConfigurationError: the prompt cannot be served, or fewer tokens are allowed than are to come at least.
+            ConfigurationError: the prompt cannot be served, fewer tokens are allowed than are to come at least, or no
+                adapter has that name.
             NoRouteError: a worker was lost, and no other took its layers in time; names them.
             CapacityError: too many wait for room already.
         """
         model = self.model
         model.check_prompt(token_ids)
+        source = self._source_of(adapter)
         max_length = min(len(token_ids) + max_tokens, model.max_seq_len)
         sampling = sampling or SamplingParams()
         if sampling.min_tokens > max_tokens:
@@ -210,8 +222,11 @@ class Coordinator(TextGeneration):
             "neurogrid.prompt_tokens": len(token_ids),
             "neurogrid.max_tokens": max_length - len(token_ids),
         }
+        if adapter is not None:
+            told["neurogrid.adapter"] = adapter
         with self._told(len(token_ids)) as number, generation_spans(told) as spans:
-            async with self._kept.begin(token_ids, max_length) as beginning:
+            key = source.key if source is not None else b""
+            async with self._kept.begin(token_ids, max_length, key) as beginning:
                 self._progress.generation_opened(number)
                 while len(tokens) < max_length:
                     # A model whose caches hold only below some length starts over there, by one prefill.
@@ -219,7 +234,7 @@ class Coordinator(TextGeneration):
                     is_past = bound is None or len(tokens) >= bound
                     stop = max_length if is_past else min(max_length, bound or max_length)
                     new_tokens = tokens
-                    async with self._open_session(beginning, stop, number) as session:
+                    async with self._open_session(beginning, stop, number, source) as session:
                         while len(tokens) < stop:
                             with spans.step(len(tokens) - len(new_tokens), len(new_tokens)):
                                 sampled = await session.extend(new_tokens, choose)
@@ -253,7 +268,17 @@ class Coordinator(TextGeneration):
         finally:
             self._progress.generation_ended(number, error)
 
-    def _open_session(self, beginning: Beginning, max_length: int, number: int) -> TokenSession:
+    def _source_of(self, adapter: str | None) -> AdapterSource | None:
+        if adapter is None:
+            return None
+        served = self.adapters.get(adapter)
+        if served is None:
+            raise ConfigurationError(f"there is no adapter {adapter[:100]!r}")
+        return served.source
+
+    def _open_session(
+        self, beginning: Beginning, max_length: int, number: int, adapter: AdapterSource | None
+    ) -> TokenSession:
         return TokenSession(
             self._ends,
             self.fleet,
@@ -266,6 +291,7 @@ class Coordinator(TextGeneration):
             patience=self._patience,
             replays=self.model.replays,
             max_piece=self.model.max_piece,
+            adapter=adapter,
             on_failed=partial(self._progress.step_failed, number),
             on_rerouted=partial(self._progress.generation_rerouted, number),
         )

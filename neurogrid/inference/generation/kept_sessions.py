@@ -46,6 +46,7 @@ class KeptSession:
         tokens: those in its caches.
         calls: tokens of each forward pass that computed them, in order.
         generation: of the plan.
+        adapter: the key of what it was computed with; empty for the base model alone.
     """
 
     pipeline: PipelineSession
@@ -54,6 +55,7 @@ class KeptSession:
     calls: list[int]
     reservation: Reservation
     generation: int
+    adapter: bytes
     until: float = field(default_factory=lambda: trio.current_time() + KEEP_SECONDS)
     closed: trio.Event = field(default_factory=trio.Event)
 
@@ -66,10 +68,12 @@ class Beginning:
         kept: a kept session; None for nothing.
         num_tokens: how many of its tokens.
         is_copy: they are copied; otherwise it is taken over.
+        adapter: the key of what it is computed with; empty for the base model alone.
     """
 
     reservation: Reservation
     max_length: int
+    adapter: bytes
     kept: KeptSession | None = None
     num_tokens: int = 0
     is_copy: bool = False
@@ -123,16 +127,21 @@ class KeptSessions:
     # ------------------------------------------------------------------ for a session that begins
 
     @asynccontextmanager
-    async def begin(self, token_ids: Sequence[int], max_length: int) -> AsyncIterator[Beginning]:
+    async def begin(
+        self, token_ids: Sequence[int], max_length: int, adapter: bytes
+    ) -> AsyncIterator[Beginning]:
         """Wait for room for a session, and find what it can begin with; the room is held until the block is left.
+
+        Args:
+            adapter: the key of what is added to the layers, of which caches depend; empty for nothing.
 
         Raises:
             CapacityError: too many wait for room already.
         """
-        beginning = self._begin_now(token_ids, max_length)
+        beginning = self._begin_now(token_ids, max_length, adapter)
         if beginning is None:
-            beginning = Beginning(await self.room.reserve(max_length), max_length)
-            kept, num_tokens = self._best(token_ids)
+            beginning = Beginning(await self.room.reserve(max_length), max_length, adapter)
+            kept, num_tokens = self._best(token_ids, adapter)
             if kept is not None:
                 self._going_on(beginning, kept, num_tokens)
         try:
@@ -142,23 +151,25 @@ class KeptSessions:
                 self.give_up(beginning)
             self.room.give_back(beginning.reservation)
 
-    def _begin_now(self, token_ids: Sequence[int], max_length: int) -> Beginning | None:
+    def _begin_now(
+        self, token_ids: Sequence[int], max_length: int, adapter: bytes
+    ) -> Beginning | None:
         """Begin with a kept session, if nobody has to be waited for: in its room, or beside it."""
-        kept, num_tokens = self._best(token_ids)
+        kept, num_tokens = self._best(token_ids, adapter)
         if kept is None:
             return None
         num_left = len(kept.tokens) - num_tokens
         if num_left:
             reservation = self.room.reserve_now(max_length)
             if reservation is not None:
-                return self._going_on(Beginning(reservation, max_length), kept, num_tokens)
+                return self._going_on(Beginning(reservation, max_length, adapter), kept, num_tokens)
             if num_left > num_tokens:
                 return None  # more would be lost than is won
         reservation = self.room.reserve_now(max_length, instead_of=kept.reservation)
         if reservation is None:
             return None
         self._kept.remove(kept)
-        return Beginning(reservation, max_length, kept, num_tokens)
+        return Beginning(reservation, max_length, adapter, kept, num_tokens)
 
     def _going_on(self, beginning: Beginning, kept: KeptSession, num_tokens: int) -> Beginning:
         """Let one that has room of its own begin with a kept session: with a copy, where that is not all used."""
@@ -169,10 +180,12 @@ class KeptSessions:
             self._kept.append(kept)  # it is of use
         return beginning
 
-    def _best(self, token_ids: Sequence[int]) -> tuple[KeptSession | None, int]:
+    def _best(self, token_ids: Sequence[int], adapter: bytes) -> tuple[KeptSession | None, int]:
         """The kept session with the most tokens that can be gone on from, and how many."""
         best: tuple[KeptSession | None, int] = None, 0
         for kept in self._kept:
+            if kept.adapter != adapter:
+                continue
             num_tokens = reusable(
                 kept.tokens,
                 kept.calls,
@@ -221,6 +234,7 @@ class KeptSessions:
             list(calls),
             beginning.reservation,
             self._fleet.plan.generation,
+            beginning.adapter,
         )
         is_of_use = self.is_enabled and len(tokens) >= MIN_REUSED
         takes_priors = all(item.worker.takes_priors for item in selection.stages)

@@ -165,16 +165,28 @@ class LoadedModel(ModelSource):
         that do not say otherwise (`Selection.has_same_bits`)."""
         return self.dtype is not torch.float32
 
-    def size(self, *, num_sessions: int, ends_seconds: float = 0.0) -> ModelSize:
-        """Return what the planner has to know, with the caches of so many sessions."""
+    def size(
+        self,
+        *,
+        num_sessions: int,
+        ends_seconds: float = 0.0,
+        beside_bytes: Sequence[int] | None = None,
+    ) -> ModelSize:
+        """Return what the planner has to know, with the caches of so many sessions.
+
+        Args:
+            beside_bytes: memory that each layer is to have besides, as for adapters; None for none.
+        """
         return ModelSize(
             tuple(
                 LayerSize(
                     cost.weight_bytes,
-                    num_sessions * cost.cache_bytes(self.max_seq_len),
+                    num_sessions * cost.cache_bytes(self.max_seq_len) + beside,
                     cost.step_bytes,
                 )
-                for cost in self.costs
+                for cost, beside in zip(
+                    self.costs, beside_bytes or [0] * len(self.costs), strict=True
+                )
             ),
             # A session that is alone has its prompt computed in one go.
             workspace_bytes=max(

@@ -38,6 +38,7 @@ class TextGeneration(ABC):
         *,
         max_tokens: int,
         sampling: SamplingParams | None = None,
+        adapter: str | None = None,
     ) -> AsyncGenerator[int, None]:
         """Yield new token ids."""
 
@@ -47,6 +48,7 @@ class TextGeneration(ABC):
         *,
         max_tokens: int = DEFAULT_MAX_TOKENS,
         sampling: SamplingParams | None = None,
+        adapter: str | None = None,
     ) -> AsyncGenerator[str, None]:
         """Yield what follows `prompt`, piece by piece, as soon as no later token can change a piece.
 
@@ -58,6 +60,7 @@ class TextGeneration(ABC):
                 `[{"role": "user", "content": "Why?"}]`.
             max_tokens: new tokens at most.
             sampling: how they are chosen; None for the likeliest each time.
+            adapter: the name of an adapter to compute them with; None for the model alone.
 
         Raises:
             ConfigurationError: the prompt cannot be served; or it is a conversation, and the model has no chat
@@ -68,7 +71,7 @@ class TextGeneration(ABC):
         # In a thread: the tokenizer may have to be read first, and a prompt may be a book.
         token_ids = await trio.to_thread.run_sync(self._encode, prompt)
         text = self.model.tokenizer.stream()
-        tokens = self.generate(token_ids, max_tokens=max_tokens, sampling=sampling)
+        tokens = self.generate(token_ids, max_tokens=max_tokens, sampling=sampling, adapter=adapter)
         async with aclosing(tokens):
             async for token_id in tokens:
                 if piece := text.push(token_id):
@@ -82,13 +85,14 @@ class TextGeneration(ABC):
         *,
         max_tokens: int = DEFAULT_MAX_TOKENS,
         sampling: SamplingParams | None = None,
+        adapter: str | None = None,
     ) -> str:
         """Return the text that follows `prompt`, whole.
 
         Raises:
             As `stream`.
         """
-        pieces = self.stream(prompt, max_tokens=max_tokens, sampling=sampling)
+        pieces = self.stream(prompt, max_tokens=max_tokens, sampling=sampling, adapter=adapter)
         async with aclosing(pieces):
             return "".join([piece async for piece in pieces])
 

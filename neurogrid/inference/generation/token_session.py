@@ -31,6 +31,7 @@ from neurogrid.inference.pipeline.routing import Routing
 from neurogrid.inference.pipeline.selection import Selection, Selector
 from neurogrid.inference.pipeline.session import PipelineSession, PriorLostError, open_session
 from neurogrid.inference.pipeline.session_worker import Prior
+from neurogrid.model.adapters import AdapterSource
 from neurogrid.p2p.streams.tracing import span
 from neurogrid.p2p.wire import ErrorCode
 
@@ -60,6 +61,7 @@ class TokenSession:
         replays: repeat the calls as they were, instead of one for all tokens, on workers where that makes a difference.
         max_piece: the most tokens that are sent in one piece; None where a session that has begun takes no several, as
             the model's check found, so that they cannot be cut.
+        adapter: what is added to the layers; None for nothing.
         on_failed: told of each step that a member failed.
         on_rerouted: told when others have taken over from a member that failed: why, and after how many seconds.
 
@@ -81,6 +83,7 @@ class TokenSession:
         patience: float,
         replays: bool,
         max_piece: int | None,
+        adapter: AdapterSource | None = None,
         on_failed: Callable[[NoRouteError], None] = lambda error: None,
         on_rerouted: Callable[[str, float], None] = lambda reason, seconds: None,
     ) -> None:
@@ -94,6 +97,7 @@ class TokenSession:
         self.num_reused = 0
         self._replays = replays
         self._max_piece = max_piece
+        self._adapter = adapter
         self._on_failed = on_failed
         self._on_rerouted = on_rerouted
         self._max_length = max_length
@@ -251,6 +255,7 @@ class TokenSession:
                 max_length=self._max_length,
                 prior=prior,
                 link_patience=self._link_patience,
+                adapter=self._adapter,
             )
 
     async def _catch_up(self, choose: Choose[C]) -> C:

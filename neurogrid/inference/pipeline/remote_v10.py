@@ -12,7 +12,7 @@ import torch
 from neurogrid.errors import RemoteProtocolError
 from neurogrid.fleet.placing.delivery_v10 import DeliveryV10
 from neurogrid.inference.pipeline.chain import AskedAlone
-from neurogrid.inference.pipeline.session_worker import SessionWorker
+from neurogrid.inference.pipeline.session_worker import SessionWorker, without_adapters
 from neurogrid.model.files.tensors import tensor_from_bytes, tensor_to_bytes
 from neurogrid.p2p.exchange.exchange import new_request_id
 from neurogrid.p2p.wire import ErrorCode, MessageType, SessionOpen, TensorMessage
@@ -25,6 +25,8 @@ class RemoteWorkerV10(DeliveryV10, SessionWorker, AskedAlone):
 
     async def open_session(self, wanted: SessionOpen) -> int:
         """Nothing to do: position 0 begins the layer's cache anew."""
+        if wanted.adapter:
+            raise without_adapters(self.peer_id)
         return 0
 
     async def session_length(self, session_id: int) -> int:

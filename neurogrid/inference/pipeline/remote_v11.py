@@ -6,7 +6,7 @@ Source: protocol_spec/sessions.md.
 from __future__ import annotations
 
 from neurogrid.fleet.placing.delivery_v11 import DeliveryV11
-from neurogrid.inference.pipeline.session_worker import SessionWorker
+from neurogrid.inference.pipeline.session_worker import SessionWorker, without_adapters
 from neurogrid.p2p.wire import MessageType, SessionAck, SessionClose, SessionOpen, SessionQuery
 
 __all__ = ["RemoteWorkerV11"]
@@ -23,9 +23,13 @@ class RemoteWorkerV11(DeliveryV11, SessionWorker):
             MessageType.SESSION_OPEN,
             wanted.encode(),
             MessageType.SESSION_ACK,
-            timeout=self.timeouts.describe,
+            # It may have to fetch the adapter first.
+            timeout=self.timeouts.layer if wanted.adapter else self.timeouts.describe,
         )
-        return SessionAck.decode(reply.data).length or 0
+        ack = SessionAck.decode(reply.data)
+        if wanted.adapter and not ack.adapter:
+            raise without_adapters(self.peer_id)
+        return ack.length or 0
 
     async def close_session(self, session_id: int) -> None:
         await self._request(

@@ -28,6 +28,7 @@ from neurogrid.inference.pipeline.pipeline_stage import PipelineStage
 from neurogrid.inference.pipeline.prefill import Bounds, MakeHidden, Prefill
 from neurogrid.inference.pipeline.routing import Routing
 from neurogrid.inference.pipeline.session_worker import Prior
+from neurogrid.model.adapters import AdapterSource
 from neurogrid.p2p.wire import ErrorCode, SessionOpen
 
 __all__ = ["PipelineSession", "PriorLostError", "open_session"]
@@ -121,6 +122,7 @@ async def open_session(
     max_length: int,
     prior: Prior | None = None,
     link_patience: float = math.inf,
+    adapter: AdapterSource | None = None,
 ) -> PipelineSession:
     """Open a session of at most `max_length` tokens on every stage, whose owner closes it.
 
@@ -128,7 +130,9 @@ async def open_session(
 
     Args:
         prior: open on the same stages; the new session begins with its first tokens.
-        link_patience: seconds that a worker may take to reach its successor before that link goes through here.
+        link_patience: seconds that a worker may take to reach its successor before that link goes through here. With an
+            adapter it is not looked at: the worker may have to fetch that, too.
+        adapter: what is added to the layers for this session; None for nothing.
 
     Raises:
         NoRouteError: a stage does not open it; names its layers and its peer.
@@ -139,7 +143,9 @@ async def open_session(
         is_open = False
         try:
             # Each time a link less is left that may turn out to be cut.
-            is_open = await _open(session, routing, max_length, prior, link_patience)
+            is_open = await _open(
+                session, routing, max_length, prior, math.inf if adapter else link_patience, adapter
+            )
         finally:
             if not is_open:
                 await session.aclose()
@@ -156,6 +162,7 @@ async def _open(
     max_length: int,
     prior: Prior | None,
     link_patience: float,
+    adapter: AdapterSource | None,
 ) -> bool:
     """Open a session on all stages at once; False if some links have to be relayed instead."""
     lost: list[NoRouteError] = []
@@ -173,6 +180,7 @@ async def _open(
             prior=prior.session_id if prior else 0,
             prior_length=prior.num_tokens if prior else 0,
             keep_prior=prior.stays_open if prior else False,
+            adapter=adapter.ids(item.stage.start, item.stage.stop) if adapter else b"",
         )
         try:
             with trio.move_on_after(math.inf if behind is None else link_patience) as scope:

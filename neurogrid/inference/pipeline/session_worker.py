@@ -9,10 +9,11 @@ from abc import abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar
 
+from neurogrid.errors import PeerRefusedError
 from neurogrid.fleet.remote_worker import RemoteWorker
-from neurogrid.p2p.wire import SessionOpen
+from neurogrid.p2p.wire import ErrorCode, SessionOpen
 
-__all__ = ["Prior", "SessionWorker"]
+__all__ = ["Prior", "SessionWorker", "without_adapters"]
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,12 @@ class Prior:
     session_id: int
     num_tokens: int
     stays_open: bool
+
+
+def without_adapters(peer_id: str) -> PeerRefusedError:
+    """The error of a worker that would answer with the base model where an adapter was asked for."""
+    text = f"worker {peer_id} does not know of adapters: it is of an older version, and needs to be updated"
+    return PeerRefusedError(text, code=ErrorCode.NOT_SUPPORTED, text=text)
 
 
 class SessionWorker(RemoteWorker):
@@ -46,6 +53,9 @@ class SessionWorker(RemoteWorker):
 
         Returns:
             Tokens that it has already: those of the prior, or none.
+
+        Raises:
+            PeerRefusedError: also where the session was to have an adapter, and the worker does not know of those.
         """
 
     @abstractmethod
