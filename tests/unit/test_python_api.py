@@ -104,6 +104,7 @@ class Recited(TextGeneration):
         *,
         max_tokens: int,
         sampling: SamplingParams | None = None,
+        adapter: str | None = None,
     ) -> AsyncGenerator[int, None]:
         try:
             for token_id in self._token_ids[:max_tokens]:
@@ -135,6 +136,7 @@ def test_a_conversation_is_put_by_the_models_own_template() -> None:
             *,
             max_tokens: int,
             sampling: SamplingParams | None = None,
+            adapter: str | None = None,
         ) -> AsyncGenerator[int, None]:
             asked.append(token_ids)
             async with aclosing(super().generate(token_ids, max_tokens=max_tokens)) as tokens:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from contextlib import aclosing
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,9 +16,11 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from neurogrid.errors import CapacityError, ModelError, NeuroGridError, NoRouteError
+from neurogrid.inference.generation.adapters import ServedAdapter
 from neurogrid.inference.generation.loaded_model import LoadedModel
 from neurogrid.inference.generation.sampling import derived_seed
 from neurogrid.inference.generation.sampling_params import MAX_SEED, SamplingParams
+from neurogrid.model.adapters import AdapterSource
 from neurogrid.server.app import make_app
 from neurogrid.server.backend import Backend
 from neurogrid.server.openai.answer_shapes import ChatShape
@@ -424,3 +427,48 @@ def test_no_event_has_a_line_end_in_it() -> None:
     event = shape.event(0, Piece(text))
     assert len(event.decode().splitlines()) == 1
     assert json.loads(event)["choices"][0]["delta"]["content"] == text
+
+
+# ------------------------------------------------------------------ adapters
+
+
+def with_adapters(model: LoadedModel, *names: str) -> Told:
+    coordinator = Told(model)
+    for name in names:
+        source = AdapterSource({}, {})
+        coordinator.adapters.add(ServedAdapter(name, Path("/elsewhere/its-files"), source))
+    return coordinator
+
+
+@pytest.mark.parametrize("path", ["completions", "chat/completions"])
+def test_an_adapter_is_chosen_by_the_name_of_the_model(model: LoadedModel, path: str) -> None:
+    coordinator = with_adapters(model, "one", "other")
+    for name, adapter in [("one", "one"), ("embedded", None), (None, None), ("other", "other")]:
+        for stream in (False, True):
+            answered = asked(coordinator, path, model=name, stream=stream)
+            told = answered.events[0] if stream else answered.json
+            assert told["model"] == (name or "embedded")
+            assert coordinator.asked_adapters[-1] == adapter
+    refused = asked(coordinator, path, model="a third")
+    assert (refused.status, refused.error["code"]) == (404, "model_not_found")
+    assert refused.error["param"] == "model"
+    assert (
+        "'a third' is not served here, 'embedded' is, and 2 adapters are"
+        in refused.error["message"]
+    )
+
+
+async def test_adapters_are_models_whose_parent_is_the_model(model: LoadedModel) -> None:
+    backend = Backend()
+    app = make_app(openai_routes(backend, request_timeout=5.0))
+    with backend.serving(with_adapters(model, "one")):  # type: ignore[arg-type]
+        listed = (await ask(app, "GET", "/v1/models")).json["data"]
+        one = await ask(app, "GET", "/v1/models/one")
+        none = await ask(app, "GET", "/v1/models/other")
+    assert [(each["id"], each["parent"]) for each in listed] == [
+        ("embedded", None),
+        ("one", "embedded"),
+    ]
+    assert one.json == listed[1]
+    assert one.json["root"] == "its-files"
+    assert none.status == 404

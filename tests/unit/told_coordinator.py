@@ -11,6 +11,7 @@ from typing import Any
 import trio
 
 from neurogrid.errors import NeuroGridError
+from neurogrid.inference.generation.adapters import ServedAdapters
 from neurogrid.inference.generation.loaded_model import LoadedModel
 from neurogrid.inference.generation.sampling import GeneratedToken
 from neurogrid.inference.generation.sampling_params import SamplingParams
@@ -46,11 +47,17 @@ class Told:
     most_open: int = 0
     sampling: list[SamplingParams] = field(default_factory=list)
     why_not_ready: str | None = None
+    asked_adapters: list[str | None] = field(default_factory=list)
+    adapters: ServedAdapters = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.adapters = ServedAdapters(self.model)
 
     async def generate_tokens(
         self, token_ids: Any, *, max_tokens: int, sampling: SamplingParams, **more: Any
     ) -> AsyncGenerator[GeneratedToken, None]:
         self.sampling.append(sampling)
+        self.asked_adapters.append(more.get("adapter"))
         self.num_open += 1
         self.most_open = max(self.most_open, self.num_open)
         try:

@@ -46,6 +46,7 @@ class Chat:
         coordinator: ready.
         system: what the model is told first; empty for nothing.
         max_tokens: of one answer.
+        adapter: with which it answers; None for the model alone.
     """
 
     def __init__(
@@ -57,7 +58,9 @@ class Chat:
         system: str,
         sampling: SamplingParams,
         max_tokens: int,
+        adapter: str | None,
     ) -> None:
+        self._adapter = adapter
         self._coordinator = coordinator
         self._screen = screen
         self._lines = lines
@@ -112,7 +115,8 @@ class Chat:
                 "plain text, after all that stands there already."
             )
         elif self._lines.is_interactive:
-            self._screen.say(f"talk to {model.name}")
+            beside = f" with {self._adapter}" if self._adapter else ""
+            self._screen.say(f"talk to {model.name}{beside}")
         if self._lines.is_interactive:
             self._screen.say("/help explains, Ctrl-C stops an answer, Ctrl-D ends")
 
@@ -186,7 +190,10 @@ class Chat:
             self._screen.write(piece)
 
         generating = coordinator.generate_tokens(
-            turn.token_ids, max_tokens=self._max_tokens, sampling=self._sampling
+            turn.token_ids,
+            max_tokens=self._max_tokens,
+            sampling=self._sampling,
+            adapter=self._adapter,
         )
         try:
             async with aclosing(generating) as tokens:

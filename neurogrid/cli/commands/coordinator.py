@@ -52,7 +52,7 @@ from neurogrid.cli.options.common import (
     warn_of_loopback,
 )
 from neurogrid.cli.options.discovery import bootstrap_peers, finding
-from neurogrid.cli.options.model import find_model
+from neurogrid.cli.options.model import adapters_of, find_model
 from neurogrid.cli.options.reach import reaching
 from neurogrid.cli.options.telemetry import add_trace_options, exporting_traces
 from neurogrid.cli.options.threads import prepare_threads
@@ -195,6 +195,7 @@ async def _manage(options: argparse.Namespace) -> int:
 async def _generate(options: argparse.Namespace, screen: Screen) -> int:
     with ending_at_once():
         sampling = _sampling(options)
+        adapter = _only_adapter(options)
         prompt = read_prompt(options)
     await find_model(options, screen, lambda: _judge_places(options))
     with ending_at_once():
@@ -218,6 +219,7 @@ async def _generate(options: argparse.Namespace, screen: Screen) -> int:
                 screen,
                 sampling=sampling,
                 max_tokens=options.max_tokens or MAX_TOKENS,
+                adapter=adapter,
             )
     return ExitStatus.OK
 
@@ -227,6 +229,7 @@ async def _chat(
 ) -> int:
     with ending_at_once():
         sampling = _sampling(options)
+        adapter = _only_adapter(options)
     await find_model(options, screen, lambda: _judge_places(options))
     with ending_at_once():
         where = _listening(options)
@@ -246,10 +249,25 @@ async def _chat(
                     system=options.system or "",
                     sampling=sampling,
                     max_tokens=options.max_tokens or MAX_ANSWER_TOKENS,
+                    adapter=adapter,
                 )
                 interrupts.append(chat.stop)
                 await chat.run()
     return ExitStatus.OK
+
+
+def _only_adapter(options: argparse.Namespace) -> str | None:
+    """The adapter that answers, if there is one.
+
+    Raises:
+        ConfigurationError: there are several, or it is not there.
+    """
+    names = [*adapters_of(options)]
+    if len(names) > 1:
+        raise ConfigurationError(
+            f"one adapter answers at a time, and --adapter names {' and '.join(names)}: serve takes several"
+        )
+    return names[0] if names else None
 
 
 def _sampling(options: argparse.Namespace) -> SamplingParams:
@@ -349,6 +367,7 @@ def _listening(options: argparse.Namespace) -> Listening:
 
 def _judge_places(options: argparse.Namespace) -> None:
     """Refuse what can be known to be wrong without the model, before that is fetched for an hour."""
+    adapters_of(options)
     listening(options, port_flag="--p2p-port")
     _judge_cluster(options)
 
@@ -507,6 +526,7 @@ def _settings(options: argparse.Namespace, where: Listening, trust: Trust) -> Co
         peer_memory_bytes=int(options.peer_vram_gb * GIB),
         dtype=options.dtype,
         quantize=options.quantize,
+        adapters=adapters_of(options),
         routing=options.routing,
         wire_dtype=options.wire_dtype,
     )

@@ -9,7 +9,12 @@ from neurogrid.cli.commands.diagnose import DIAGNOSE_WAIT
 from neurogrid.cli.commands.serve import SERVING_SESSIONS
 from neurogrid.cli.options.common import positive_float, positive_int, whole_number
 from neurogrid.cli.options.discovery import peer_address
-from neurogrid.cli.options.model import HUB_NAMES, add_offline_option, model_place
+from neurogrid.cli.options.model import (
+    HUB_NAMES,
+    adapter_place,
+    add_offline_option,
+    model_place,
+)
 
 __all__ = [
     "MAX_ANSWER_TOKENS",
@@ -53,6 +58,15 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
         choices=("int8", "int4"),
         help="let the layers' matrices travel, and be held, in 8.5 or 4.5 bits a weight; int8 changes next to nothing, "
         "int4 a little",
+    )
+    model.add_argument(
+        "--adapter",
+        action="append",
+        type=adapter_place,
+        default=[],
+        metavar="[NAME=]DIR",
+        help="a LoRA adapter beside the model, as PEFT or a training run wrote it: answer with it, or serve it as "
+        "a model of its name (default: as its directory, or its run); to serve several, given again",
     )
     model.add_argument(
         "--max-seq-len",

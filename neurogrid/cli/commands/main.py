@@ -158,7 +158,7 @@ COMMANDS: Final = (
         "[MODEL] TEXT",
         "continue a text, and end",
         "Let a model continue a text, on stdout, and end.",
-        (*SAMPLING, "--prompt-file", "--dtype", "--quantize", *OTHERS),
+        (*SAMPLING, "--prompt-file", "--adapter", "--dtype", "--quantize", *OTHERS),
         (
             ('run "A function definition"', "the small model that comes along"),
             ('run ~/models/Qwen3-8B "The first law" --max-tokens 60', "a model of yours"),
@@ -172,7 +172,7 @@ COMMANDS: Final = (
         "[MODEL]",
         "talk to a model in the terminal",
         "Talk to a model in the terminal; on a pipe, each line of stdin is a turn.",
-        ("--system", *SAMPLING, "--max-seq-len", "--dtype", "--quantize", *OTHERS),
+        ("--system", *SAMPLING, "--adapter", "--max-seq-len", "--dtype", "--quantize", *OTHERS),
         (
             ("chat ~/models/Qwen3-8B", "on this machine"),
             ('chat ~/models/Qwen3-8B --system "Be brief."', "told something first"),
@@ -188,7 +188,7 @@ COMMANDS: Final = (
         "Serve a model over HTTP: a page, and the API of OpenAI below /v1.",
         (
             *("--http-port", "--http-host", "--api-key-file", "--max-sessions", "--max-seq-len"),
-            *("--dtype", "--quantize", *OTHERS),
+            *("--adapter", "--dtype", "--quantize", *OTHERS),
         ),
         (
             ("serve ~/models/Qwen3-8B", "on this machine"),
@@ -197,6 +197,7 @@ COMMANDS: Final = (
                 "on two workers that join with the ticket it prints",
             ),
             ("serve ~/models/Qwen3-8B --cluster ~/cluster --min-peers 2", "the next time"),
+            ("serve ~/models/Qwen3-8B --adapter runs/adapter", "with what a run has learned"),
         ),
         _add_serve,
         {"chat": False, "prompt": None, "prompt_file": None, "system": None},

@@ -59,6 +59,7 @@ async def write_completion(
     *,
     sampling: SamplingParams,
     max_tokens: int,
+    adapter: str | None,
 ) -> None:
     """Stream the completion to stdout, and say at the end how fast it was."""
     from neurogrid.cli.terminal.show import format_bytes
@@ -66,7 +67,9 @@ async def write_completion(
 
     text = coordinator.model.tokenizer.stream()
     pace = Pace()
-    async for token_id in coordinator.generate(token_ids, max_tokens=max_tokens, sampling=sampling):
+    async for token_id in coordinator.generate(
+        token_ids, max_tokens=max_tokens, sampling=sampling, adapter=adapter
+    ):
         pace.tick()
         screen.write(text.push(token_id))
     screen.write(text.finish() + "\n")

@@ -16,7 +16,15 @@ from neurogrid.hub.names import ModelName, model_place
 if TYPE_CHECKING:
     from neurogrid.training.runs.run_directory import RunDirectory
 
-__all__ = ["HUB_NAMES", "add_offline_option", "find_model", "model_place", "run_of"]
+__all__ = [
+    "HUB_NAMES",
+    "adapter_place",
+    "adapters_of",
+    "add_offline_option",
+    "find_model",
+    "model_place",
+    "run_of",
+]
 
 HUB_NAMES: Final = (
     "a directory with config.json, safetensors and tokenizer, that of a training run, a file in GGUF, or "
@@ -31,6 +39,36 @@ def add_offline_option(group: argparse._ArgumentGroup | argparse.ArgumentParser)
         action="store_true",
         help="take a model that is named from the cache alone, and ask no hub",
     )
+
+
+def adapter_place(text: str) -> tuple[str | None, Path]:
+    """An argparse type: a directory, with a name before it or without."""
+    name, separator, directory = text.partition("=")
+    if not separator or "/" in name or Path(text).exists():
+        return None, Path(text).expanduser()
+    if not name or not directory:
+        raise argparse.ArgumentTypeError(f"{text!r} is no NAME=DIR")
+    return name, Path(directory).expanduser()
+
+
+def adapters_of(options: argparse.Namespace) -> dict[str, Path]:
+    """The directories of the adapters that the options name, by what they are called.
+
+    Raises:
+        ConfigurationError: one is not there, or two have one name.
+    """
+    from neurogrid.assembly.adapter_places import adapter_directory, adapter_name
+
+    found: dict[str, Path] = {}
+    for given, path in options.adapter:
+        directory = adapter_directory(path)
+        name = given or adapter_name(path)
+        if name in found:
+            raise ConfigurationError(
+                f"two adapters are called {name!r}: --adapter NAME=DIR gives one of them another name"
+            )
+        found[name] = directory
+    return found
 
 
 async def find_model(

@@ -9,7 +9,7 @@ Source: protocol_spec/sessions.md, "Adapters".
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -73,6 +73,11 @@ class ServedAdapters(TransferPolicy):
 
     def __len__(self) -> int:
         return len(self._adapters)
+
+    @property
+    def names(self) -> Collection[str]:
+        """The names of all."""
+        return self._adapters.keys()
 
     def get(self, name: str) -> ServedAdapter | None:
         """The adapter of a name, if there is one."""

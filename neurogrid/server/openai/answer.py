@@ -182,6 +182,7 @@ class Answer:
             sampling=choice.sampling,
             num_logprobs=self._request.num_logprobs,
             ignore_eos=self._request.ignore_eos,
+            adapter=self._request.adapter,
         )
         is_first = True
         async with aclosing(generating) as tokens:

@@ -31,6 +31,8 @@ _MODEL = _object(
     created=_COUNT,
     owned_by=_STRING,
     max_model_len=_COUNT,
+    root=_STRING,
+    parent={"type": ["string", "null"]},
 )
 
 
@@ -84,7 +86,7 @@ _REFUSED = (400, 404, 408, 413, 415, 422, 429, 503, 504)
 OPENAI_PATHS: Paths = {
     "/v1/models": {
         "get": operation(
-            "The model that is served.",
+            "The model that is served, and the adapters beside it, whose `parent` it is.",
             json_answer(_object(object={"type": "string", "enum": ["list"]}, data=_list(_MODEL))),
             errors=(503,),
         )

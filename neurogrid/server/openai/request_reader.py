@@ -9,7 +9,7 @@ for that: a text that is too long (`context_length_exceeded`), and a conversatio
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, cast
@@ -36,7 +36,7 @@ from neurogrid.server.openai.request_schemas import (
 from neurogrid.server.openai.template_values import read_ending, read_variables
 from neurogrid.server.schema_check import check
 
-__all__ = ["ChoiceRequest", "CompletionRequest", "check_model_name", "read_chat", "read_completion"]
+__all__ = ["ChoiceRequest", "CompletionRequest", "read_chat", "read_completion", "read_model_name"]
 
 # As OpenAI's API has it.
 DEFAULT_COMPLETION_TOKENS = 16
@@ -81,7 +81,7 @@ class CompletionRequest:
         choices: in the order of their indices.
         num_prompt_tokens: of all prompts, each counted once.
         stop: strings before which the text ends.
-        num_logprobs: as for `Coordinator.generate_tokens`.
+        num_logprobs, adapter: as for `Coordinator.generate_tokens`.
     """
 
     choices: tuple[ChoiceRequest, ...]
@@ -91,25 +91,35 @@ class CompletionRequest:
     ignore_eos: bool
     stream: bool
     include_usage: bool
+    adapter: str | None = None
 
 
-def check_model_name(model: LoadedModel, name: object) -> None:
-    """Refuse a model that is not served here.
+def read_model_name(model: LoadedModel, adapters: Collection[str], name: object) -> str | None:
+    """The adapter that a request names as its model; None for the model itself.
 
     Raises:
-        APIError: 404.
+        APIError: 404, it is neither.
     """
-    if name is not None and name != model.name:
+    if name is None or name == model.name:
+        return None
+    if not isinstance(name, str) or name not in adapters:
+        more = f", and {len(adapters)} adapters are (/v1/models)" if adapters else ""
         raise APIError(
             404,
-            f"the model {str(name)[:100]!r} is not served here, {model.name!r} is",
+            f"the model {str(name)[:100]!r} is not served here, {model.name!r} is{more}",
             param="model",
             code="model_not_found",
         )
+    return name
 
 
-async def read_chat(body: Mapping[str, Any], model: LoadedModel) -> CompletionRequest:
+async def read_chat(
+    body: Mapping[str, Any], model: LoadedModel, adapters: Collection[str] = ()
+) -> CompletionRequest:
     """The request of `/v1/chat/completions`.
+
+    Args:
+        adapters: the names of those that are served beside the model.
 
     Raises:
         APIError: 400, 404 or 422, with the field.
@@ -117,7 +127,7 @@ async def read_chat(body: Mapping[str, Any], model: LoadedModel) -> CompletionRe
     refuse_fields(body, NOT_IN_CHATS)
     refuse_messages(body.get("messages"))
     check(body, CHAT_REQUEST)
-    check_model_name(model, body.get("model"))
+    adapter = read_model_name(model, adapters, body.get("model"))
     encode = partial(
         model.tokenizer.encode_chat,
         [_message(message) for message in body["messages"]],
@@ -141,18 +151,24 @@ async def read_chat(body: Mapping[str, Any], model: LoadedModel) -> CompletionRe
     elif body.get("top_logprobs"):
         raise _impossible("top_logprobs needs logprobs to be true", "top_logprobs")
     max_tokens = body.get("max_completion_tokens") or body.get("max_tokens")
-    return _request(body, model, [prompt], [""], "messages", max_tokens, num_logprobs)
+    request = _request(body, model, [prompt], [""], "messages", max_tokens, num_logprobs)
+    return replace(request, adapter=adapter)
 
 
-async def read_completion(body: Mapping[str, Any], model: LoadedModel) -> CompletionRequest:
+async def read_completion(
+    body: Mapping[str, Any], model: LoadedModel, adapters: Collection[str] = ()
+) -> CompletionRequest:
     """The request of `/v1/completions`.
+
+    Args:
+        adapters: the names of those that are served beside the model.
 
     Raises:
         APIError: 400, 404 or 422, with the field.
     """
     refuse_fields(body, NOT_IN_TEXTS)
     check(body, COMPLETION_REQUEST)
-    check_model_name(model, body.get("model"))
+    adapter = read_model_name(model, adapters, body.get("model"))
     given = body["prompt"]
     if isinstance(given, str) or (given and isinstance(given[0], int | float)):
         given = [given]
@@ -173,7 +189,8 @@ async def read_completion(body: Mapping[str, Any], model: LoadedModel) -> Comple
         ]
     max_tokens = body.get("max_tokens") or DEFAULT_COMPLETION_TOKENS
     num_logprobs = None if num_logprobs is None else int(num_logprobs)
-    return _request(body, model, prompts, echoes, "prompt", max_tokens, num_logprobs)
+    request = _request(body, model, prompts, echoes, "prompt", max_tokens, num_logprobs)
+    return replace(request, adapter=adapter)
 
 
 def _message(message: Mapping[str, Any]) -> dict[str, str]:

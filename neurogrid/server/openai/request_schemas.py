@@ -42,7 +42,7 @@ _COMMON: dict[str, Schema] = {
     "model": {
         "type": ["string", "null"],
         "maxLength": 1024,
-        "description": "One of /v1/models; the one there is if left out.",
+        "description": "One of /v1/models: the model itself, which it is if left out, or an adapter.",
     },
     "max_tokens": {**_COUNT, "description": "New tokens at most."},
     "temperature": {

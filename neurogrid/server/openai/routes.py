@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import Any
 
 import trio
@@ -12,6 +12,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from neurogrid.inference.generation.adapters import ServedAdapter
 from neurogrid.inference.generation.loaded_model import LoadedModel
 from neurogrid.server.backend import Backend
 from neurogrid.server.errors import APIError
@@ -20,14 +21,14 @@ from neurogrid.server.openai.answer import Answer, while_connected
 from neurogrid.server.openai.answer_shapes import ChatShape, CompletionShape
 from neurogrid.server.openai.request_reader import (
     CompletionRequest,
-    check_model_name,
     read_chat,
     read_completion,
+    read_model_name,
 )
 
 __all__ = ["openai_routes"]
 
-Reader = Callable[[Mapping[str, Any], LoadedModel], Awaitable[CompletionRequest]]
+Reader = Callable[[Mapping[str, Any], LoadedModel, Collection[str]], Awaitable[CompletionRequest]]
 
 
 def openai_routes(backend: Backend, *, request_timeout: float) -> list[BaseRoute]:
@@ -45,16 +46,30 @@ def openai_routes(backend: Backend, *, request_timeout: float) -> list[BaseRoute
             "created": started,
             "owned_by": "neurogrid",
             "max_model_len": model.max_seq_len,
+            "root": model.name,
+            "parent": None,
+        }
+
+    def beside(model: LoadedModel, adapter: ServedAdapter) -> dict[str, object]:
+        return {
+            **described(model),
+            "id": adapter.name,
+            "root": adapter.directory.name,
+            "parent": model.name,
         }
 
     async def models(request: Request) -> Response:
-        data = [described(backend.coordinator.model)]
+        coordinator = backend.coordinator
+        model = coordinator.model
+        data = [described(model), *(beside(model, each) for each in coordinator.adapters)]
         return JSONResponse({"object": "list", "data": data})
 
     async def model(request: Request) -> Response:
-        served = backend.coordinator.model
-        check_model_name(served, request.path_params["model"])
-        return JSONResponse(described(served))
+        coordinator = backend.coordinator
+        served, adapters = coordinator.model, coordinator.adapters
+        name = read_model_name(served, adapters.names, request.path_params["model"])
+        adapter = None if name is None else adapters.get(name)
+        return JSONResponse(described(served) if adapter is None else beside(served, adapter))
 
     def completions(reader: Reader, shape: type[ChatShape] | type[CompletionShape]) -> ASGIApp:
         return _Completions(backend, reader, shape, request_timeout)
@@ -93,7 +108,7 @@ class _Completions:
 
             async def read() -> None:
                 nonlocal request
-                request = await self._reader(body, coordinator.model)
+                request = await self._reader(body, coordinator.model, coordinator.adapters.names)
 
             with trio.move_on_at(deadline) as scope_of_reading:
                 await while_connected(receive, read)
@@ -102,7 +117,7 @@ class _Completions:
             if request is None:
                 return  # the client has gone
             shape = self._shape(
-                coordinator.model.name,
+                request.adapter or coordinator.model.name,
                 with_logprobs=request.num_logprobs is not None,
                 with_usage=request.include_usage,
             )
