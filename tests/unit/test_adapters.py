@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import re
+import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,14 +12,26 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
-from neurogrid.model.adapters import Adapter, AdapterSource, LayerAdapter, cut_adapter, read_peft
+from neurogrid.errors import CheckpointError, ConfigurationError, UnsupportedModelError
+from neurogrid.model.adapters import (
+    Adapter,
+    AdapterSource,
+    LayerAdapter,
+    PeftAdapter,
+    cut_adapter,
+    read_peft,
+)
+from neurogrid.model.adapters.layer_adapter import Matrices
 from neurogrid.model.files.checkpoint import Checkpoint
 from neurogrid.model.files.config import build_config, model_config_message
+from neurogrid.model.kernels import LowRank
 from neurogrid.model.stages.stage import Ends, Row
 from neurogrid.worker.held_model import HeldModel, proving
 from tests.adapters import add_adapter, save_adapters
 from tests.families import FAMILIES, save_checkpoint
+from tests.unit.vectors import in_turn
 
 CPU = torch.device("cpu")
 FAMILY = {family.name: family for family in FAMILIES}
@@ -198,3 +213,97 @@ def test_in_bfloat16_rows_have_the_bits_that_they_have_alone(tmp_path: Path) -> 
         hidden = held.stage.forward_rows([session.row(7)], **layers)[0]
         got = ends.logits(hidden, position=session.position)
         assert off(got, expected(model, name, [*PROMPT, 7])) < 0.05
+
+
+@in_turn("adapter_blob")
+def test_vectors(name: str, case: Any) -> None:
+    blob = memoryview(bytearray(bytes.fromhex(case["hex"])))
+    linears = {path: (shape[0], shape[1]) for path, shape in case["linears"].items()}
+    if case["result"] == "invalid":
+        with pytest.raises(CheckpointError):
+            LayerAdapter.read(blob, linears, device=CPU)
+        return
+    beside = LayerAdapter.read(blob, linears, device=CPU).beside[case["path"]]
+    given = torch.frombuffer(bytearray(bytes.fromhex(case["given"])), dtype=torch.float32)
+    added = torch.frombuffer(bytearray(bytes.fromhex(case["added"])), dtype=torch.float32)
+    assert torch.equal(beside.added(given, torch.zeros(beside.num_outputs)), added)
+
+
+# ------------------------------------------------------------------ what PEFT's files may say
+
+
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "dora": ({"use_dora": True}, "DoRA"),
+    "bias": ({"bias": "lora_only"}, "bias"),
+    "lora-bias": ({"lora_bias": True}, "lora_bias"),
+    "modules": ({"modules_to_save": ["lm_head"]}, "modules_to_save"),
+    "tokens": ({"trainable_token_indices": [0]}, "trainable_token_indices"),
+    "parameters": ({"target_parameters": ["experts"]}, "target_parameters"),
+    "replication": ({"layer_replication": [[0, 1]]}, "layer_replication"),
+    "pissa": ({"init_lora_weights": "pissa"}, "began with other weights"),
+    "transposed": ({"fan_in_fan_out": True}, "fan_in_fan_out"),
+    "other": ({"peft_type": "IA3"}, "an adapter of IA3"),
+    "rank": ({"r": 5}, "says rank 5"),
+    "alpha": ({"lora_alpha": "16"}, "is no number"),
+    "pattern": ({"alpha_pattern": {"(": 3}}, "no pattern"),
+}
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("saved")
+    model = save_checkpoint(FAMILY["llama-untied-sharded"], directory / "base")
+    return save_adapters(add_adapter(model, "one", seed=0), directory)["one"]
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_what_is_no_plain_lora_is_refused_by_name(saved: Path, tmp_path: Path, what: str) -> None:
+    changed, says = REFUSED[what]
+    shutil.copytree(saved, tmp_path / "changed")
+    file = tmp_path / "changed" / "adapter_config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **changed}))
+    with pytest.raises((CheckpointError, UnsupportedModelError), match=re.escape(says)):
+        read_peft(tmp_path / "changed")
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("base_model.model.lm_head.lora_A.weight", "lacks"),
+        ("base_model.model.model.embed_tokens.lora_embedding_A", "no matrix of LoRA"),
+        (
+            "base_model.model.model.layers.0.mlp.up_proj.lora_magnitude_vector.weight",
+            "no matrix of LoRA",
+        ),
+    ],
+)
+def test_other_tensors_are_refused(saved: Path, tmp_path: Path, name: str, says: str) -> None:
+    shutil.copytree(saved, tmp_path / "changed")
+    file = tmp_path / "changed" / "adapter_model.safetensors"
+    save_file({**load_file(file), name: torch.ones(4, 4)}, file)
+    with pytest.raises((CheckpointError, UnsupportedModelError), match=says):
+        read_peft(tmp_path / "changed")
+
+
+def test_head_and_embedding_take_none(saved: Path, tmp_path: Path) -> None:
+    held, ends = hold(saved.parent / "base", torch.float32)
+    its = Matrices(torch.ones(1, 64), torch.ones(320, 1), 1.0)
+    with pytest.raises(UnsupportedModelError, match="Embedding and head take none"):
+        cut_adapter(
+            PeftAdapter(saved, {"lm_head": its}),
+            held.num_layers,
+            ends.layer_name,
+            ends.linear_layers,
+        )
+
+
+def test_a_directory_without_one(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"no adapter_config\.json"):
+        read_peft(tmp_path)
+
+
+def test_rows_of_numbered_modules_go_by_themselves() -> None:
+    """Experts may get some of the rows in an order of their own."""
+    low = LowRank(torch.ones(1, 4), torch.ones(4, 1), 1.0, device=CPU)
+    assert Adapter({0: LayerAdapter({"self_attn.q_proj": low})}).mixes
+    assert not Adapter({0: LayerAdapter({"mlp.experts.3.up_proj": low})}).mixes
