@@ -161,7 +161,9 @@ class WorkerAdapters:
             except RemoteProtocolError as exc:
                 raise _refused(layer_id, exc, exc.code) from exc
             except CapacityError as exc:
-                raise _refused(layer_id, exc, ErrorCode.OUT_OF_MEMORY) from exc
+                is_too_large = exc.needed > max_bytes
+                code = ErrorCode.LIMIT_EXCEEDED if is_too_large else ErrorCode.OUT_OF_MEMORY
+                raise _refused(layer_id, exc, code) from exc
             except TransportError as exc:
                 raise _refused(layer_id, exc, ErrorCode.DEADLINE_EXCEEDED) from exc
 
