@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import trio
+from safetensors.torch import save_file
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from neurogrid.errors import CapacityError, ModelError, NeuroGridError, NoRouteError
@@ -23,6 +25,8 @@ from neurogrid.inference.generation.sampling_params import MAX_SEED, SamplingPar
 from neurogrid.model.adapters import AdapterSource
 from neurogrid.server.app import make_app
 from neurogrid.server.backend import Backend
+from neurogrid.server.http.guard import Access
+from neurogrid.server.openai.adapter_routes import adapter_routes
 from neurogrid.server.openai.answer_shapes import ChatShape
 from neurogrid.server.openai.answer_writer import Piece
 from neurogrid.server.openai.paths import OPENAI_PATHS
@@ -415,7 +419,10 @@ def test_sampling_is_as_asked_for(model: LoadedModel, monkeypatch: pytest.Monkey
 
 
 def test_the_document_names_every_route(model: LoadedModel) -> None:
-    routes = openai_routes(Backend(), request_timeout=1.0)
+    routes = [
+        *openai_routes(Backend(), request_timeout=1.0),
+        *adapter_routes(Backend(), None),
+    ]
     named = {path.replace(":path", "") for path in (route.path for route in routes)}  # type: ignore[attr-defined]
     assert named == set(OPENAI_PATHS)
 
@@ -472,3 +479,73 @@ async def test_adapters_are_models_whose_parent_is_the_model(model: LoadedModel)
     assert one.json == listed[1]
     assert one.json["root"] == "its-files"
     assert none.status == 404
+
+
+async def test_adapters_come_and_go(model: LoadedModel, tmp_path: Path) -> None:
+    root, elsewhere = tmp_path / "root", tmp_path / "elsewhere"
+    for directory in (root / "good", elsewhere):
+        save_embedded_adapter(model, directory)
+    (root / "link").symlink_to(elsewhere)
+    (root / "empty").mkdir()
+    backend = Backend()
+    routes = [*openai_routes(backend, request_timeout=5.0), *adapter_routes(backend, root)]
+    app = make_app(routes, access=Access(("a key of sixteen",)))
+    headers = {"authorization": "Bearer a key of sixteen"}
+
+    async def add(name: Any, path: Any) -> Answered:
+        body = {"name": name, "path": path}
+        return await ask(app, "POST", "/v1/adapters", json_body=body, headers=headers)
+
+    coordinator = Told(model)
+    with backend.serving(coordinator):  # type: ignore[arg-type]
+        assert (await ask(app, "POST", "/v1/adapters", json_body={})).status == 401
+        assert (await ask(app, "DELETE", "/v1/adapters/one")).status == 401
+        added = await add("one", "good")
+        assert (added.status, added.json["id"], added.json["parent"]) == (200, "one", "embedded")
+        assert [*coordinator.adapters.names] == ["one"]
+        for name, path, says in [
+            ("one", "good", "taken"),
+            ("embedded", "good", "taken"),
+            ("a b", "good", "no name"),
+            ("two", "empty", "no adapter"),
+            ("two", "nowhere", "no directory"),
+            ("two", "../elsewhere", "no directory"),
+            ("two", str(elsewhere), "no directory"),
+            ("two", "link", "no directory"),
+        ]:
+            refused = await add(name, path)
+            assert (refused.status, refused.error["code"]) == (400, "adapter_refused"), path
+            assert says in refused.error["message"]
+        assert (await add(3, "good")).error["param"] == "name"
+        for status in (200, 404):
+            gone = await ask(app, "DELETE", "/v1/adapters/one", headers=headers)
+            assert gone.status == status
+        assert not coordinator.adapters.names
+
+
+async def test_no_adapters_are_added_unless_the_owner_says_where(model: LoadedModel) -> None:
+    backend = Backend()
+    app = make_app(adapter_routes(backend, None))
+    with backend.serving(Told(model)):  # type: ignore[arg-type]
+        body = {"name": "one", "path": "good"}
+        for answered in (
+            await ask(app, "POST", "/v1/adapters", json_body=body),
+            await ask(app, "DELETE", "/v1/adapters/one"),
+        ):
+            assert (answered.status, answered.error["code"]) == (403, "adapters_fixed")
+
+
+def save_embedded_adapter(model: LoadedModel, directory: Path) -> None:
+    """An adapter of the embedded model in PEFT's files, written by hand."""
+    directory.mkdir(parents=True)
+    outputs, inputs = model.ends.linear_layers(0)["self_attn.q_proj"]
+    name = f"base_model.model.{model.ends.layer_name(0)}.self_attn.q_proj"
+    save_file(
+        {
+            f"{name}.lora_A.weight": torch.ones(2, inputs),
+            f"{name}.lora_B.weight": torch.ones(outputs, 2),
+        },
+        directory / "adapter_model.safetensors",
+    )
+    config = {"peft_type": "LORA", "r": 2, "lora_alpha": 4, "target_modules": ["q_proj"]}
+    (directory / "adapter_config.json").write_text(json.dumps(config))

@@ -82,6 +82,13 @@ def add_serving_options(parser: argparse.ArgumentParser) -> None:
         "0600",
     )
     group.add_argument(
+        "--adapter-root",
+        type=Path,
+        metavar="DIR",
+        help="let clients with a key add adapters that lie below DIR, and remove some: POST and DELETE at "
+        "/v1/adapters; with --api-key-file only",
+    )
+    group.add_argument(
         "--max-queue",
         type=positive_int,
         default=DEFAULT_MAX_QUEUE,
@@ -107,13 +114,14 @@ def add_serving_options(parser: argparse.ArgumentParser) -> None:
 
 @dataclass(frozen=True)
 class ServingOptions:
-    """Where to serve, and which clients; seconds that an answer may take."""
+    """Where to serve, and which clients; seconds that an answer may take; where adapters are that clients add."""
 
     host: str
     port: int
     keys: tuple[str, ...]
     cors_origins: tuple[str, ...]
     request_timeout: float
+    adapter_root: Path | None = None
 
 
 def serving_options(options: argparse.Namespace) -> ServingOptions:
@@ -129,12 +137,20 @@ def serving_options(options: argparse.Namespace) -> ServingOptions:
             f"--http-host {options.http_host[:100]} is not loopback, and anybody who reaches it would be served: "
             "add --api-key-file FILE, or, if everybody on the network may use it, --insecure"
         )
+    if options.adapter_root is not None:
+        if not keys:
+            raise ConfigurationError(
+                "--adapter-root lets clients add adapters, which takes a key: add --api-key-file FILE"
+            )
+        if not options.adapter_root.is_dir():
+            raise ConfigurationError(f"--adapter-root {options.adapter_root}: is no directory")
     return ServingOptions(
         options.http_host,
         options.http_port,
         keys,
         tuple(map(_origin, options.cors_origin)),
         options.request_timeout,
+        options.adapter_root,
     )
 
 
@@ -180,6 +196,7 @@ async def open_server(where: ServingOptions) -> AsyncIterator[Server]:
     from neurogrid.server.http.guard import Access
     from neurogrid.server.http.http_server import open_http
     from neurogrid.server.metrics import METRICS_PATHS, metrics_routes
+    from neurogrid.server.openai.adapter_routes import adapter_routes
     from neurogrid.server.openai.paths import OPENAI_PATHS
     from neurogrid.server.openai.routes import openai_routes
     from neurogrid.server.openapi import openapi_routes
@@ -191,6 +208,7 @@ async def open_server(where: ServingOptions) -> AsyncIterator[Server]:
     app = make_app(
         [
             *openai_routes(backend, request_timeout=where.request_timeout),
+            *adapter_routes(backend, where.adapter_root),
             *cluster_routes(board),
             *metrics_routes(metrics.registry),
         ],

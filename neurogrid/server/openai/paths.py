@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from neurogrid.server.openai.request_schemas import CHAT_REQUEST, COMPLETION_REQUEST
+from neurogrid.server.openai.request_schemas import (
+    ADAPTER_REQUEST,
+    CHAT_REQUEST,
+    COMPLETION_REQUEST,
+)
 from neurogrid.server.openapi import Paths, json_answer, operation
 from neurogrid.server.schema_check import Schema
 
@@ -97,6 +101,28 @@ OPENAI_PATHS: Paths = {
             json_answer(_MODEL),
             errors=(404, 503),
             parameters=[{"name": "model", "in": "path", "required": True, "schema": _STRING}],
+        )
+    },
+    "/v1/adapters": {
+        "post": operation(
+            "Serve one more adapter, as a model of its name.",
+            json_answer(_MODEL),
+            errors=(400, 403, 408, 413, 415, 503),
+            body=ADAPTER_REQUEST,
+        )
+    },
+    "/v1/adapters/{name}": {
+        "delete": operation(
+            "Serve an adapter no longer; answers that have begun with it go on.",
+            json_answer(
+                _object(
+                    id=_STRING,
+                    object={"type": "string", "enum": ["model"]},
+                    deleted={"type": "boolean"},
+                )
+            ),
+            errors=(403, 404, 503),
+            parameters=[{"name": "name", "in": "path", "required": True, "schema": _STRING}],
         )
     },
     "/v1/chat/completions": {

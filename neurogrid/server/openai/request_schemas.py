@@ -1,4 +1,4 @@
-"""JSON schemas of requests for completions, which are both published and checked.
+"""JSON schemas of requests, which are both published and checked.
 
 Fields that are not named here are taken and ignored, as long as they cannot change the answer. Those that would
 change it, and that we do not have, stand in not_offered.py with the values that change nothing.
@@ -13,7 +13,7 @@ from neurogrid.inference.generation.sampling_params import (
 )
 from neurogrid.server.schema_check import Schema
 
-__all__ = ["CHAT_REQUEST", "COMPLETION_REQUEST", "MAX_CHOICES", "MAX_MESSAGES"]
+__all__ = ["ADAPTER_REQUEST", "CHAT_REQUEST", "COMPLETION_REQUEST", "MAX_CHOICES", "MAX_MESSAGES"]
 
 # Answers to one request, over all its prompts.
 MAX_CHOICES = 128
@@ -211,3 +211,23 @@ COMPLETION_REQUEST: Schema = {
         "logprobs": {"type": ["integer", "null"], "minimum": 0, "maximum": MAX_TOP_LOGPROBS},
     },
 }
+
+ADAPTER_REQUEST: Schema = {
+    "type": "object",
+    "required": ["name", "path"],
+    "properties": {
+        "name": {
+            "type": "string",
+            "minLength": 1,
+            "maxLength": 128,
+            "description": "What requests call it as their model: letters, digits and ._:/@+-.",
+        },
+        "path": {
+            "type": "string",
+            "minLength": 1,
+            "maxLength": 4096,
+            "description": "Of its directory, or of the training run that made it, below --adapter-root.",
+        },
+    },
+}
+"""The body of `POST /v1/adapters`."""

@@ -12,11 +12,11 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from neurogrid.inference.generation.adapters import ServedAdapter
 from neurogrid.inference.generation.loaded_model import LoadedModel
 from neurogrid.server.backend import Backend
 from neurogrid.server.errors import APIError
 from neurogrid.server.http.body import read_json
+from neurogrid.server.openai.adapter_routes import describe_adapter
 from neurogrid.server.openai.answer import Answer, while_connected
 from neurogrid.server.openai.answer_shapes import ChatShape, CompletionShape
 from neurogrid.server.openai.request_reader import (
@@ -50,18 +50,13 @@ def openai_routes(backend: Backend, *, request_timeout: float) -> list[BaseRoute
             "parent": None,
         }
 
-    def beside(model: LoadedModel, adapter: ServedAdapter) -> dict[str, object]:
-        return {
-            **described(model),
-            "id": adapter.name,
-            "root": adapter.directory.name,
-            "parent": model.name,
-        }
-
     async def models(request: Request) -> Response:
         coordinator = backend.coordinator
         model = coordinator.model
-        data = [described(model), *(beside(model, each) for each in coordinator.adapters)]
+        beside = (
+            describe_adapter(coordinator, each, created=started) for each in coordinator.adapters
+        )
+        data = [described(model), *beside]
         return JSONResponse({"object": "list", "data": data})
 
     async def model(request: Request) -> Response:
@@ -69,7 +64,9 @@ def openai_routes(backend: Backend, *, request_timeout: float) -> list[BaseRoute
         served, adapters = coordinator.model, coordinator.adapters
         name = read_model_name(served, adapters.names, request.path_params["model"])
         adapter = None if name is None else adapters.get(name)
-        return JSONResponse(described(served) if adapter is None else beside(served, adapter))
+        if adapter is None:
+            return JSONResponse(described(served))
+        return JSONResponse(describe_adapter(coordinator, adapter, created=started))
 
     def completions(reader: Reader, shape: type[ChatShape] | type[CompletionShape]) -> ASGIApp:
         return _Completions(backend, reader, shape, request_timeout)

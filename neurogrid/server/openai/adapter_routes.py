@@ -1,0 +1,110 @@
+"""`/v1/adapters`: adapters that come and go while the server runs, for clients with a key.
+
+Of the machine's files a client reaches those below one directory, which its owner names, and no others. What is being
+generated is not disturbed: sessions go on with the adapter that they have.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import trio
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import BaseRoute, Route
+
+from neurogrid.assembly.adapter_places import adapter_directory
+from neurogrid.errors import ConfigurationError, ModelError
+from neurogrid.inference.generation.adapters import ServedAdapter
+from neurogrid.inference.generation.coordinator import Coordinator
+from neurogrid.server.backend import Backend
+from neurogrid.server.errors import APIError
+from neurogrid.server.http.body import read_json
+from neurogrid.server.openai.request_schemas import ADAPTER_REQUEST
+from neurogrid.server.schema_check import check
+
+__all__ = ["adapter_routes", "describe_adapter"]
+
+# Each is read into memory, and hashed.
+MAX_READ_AT_ONCE = 2
+
+
+def describe_adapter(
+    coordinator: Coordinator, adapter: ServedAdapter, *, created: int
+) -> dict[str, object]:
+    """An adapter as a model of the API, whose parent is the model that it stands beside."""
+    model = coordinator.model
+    return {
+        "id": adapter.name,
+        "object": "model",
+        "created": created,
+        "owned_by": "neurogrid",
+        "max_model_len": model.max_seq_len,
+        "root": adapter.directory.name,
+        "parent": model.name,
+    }
+
+
+def adapter_routes(backend: Backend, root: Path | None) -> list[BaseRoute]:
+    """The routes.
+
+    Args:
+        root: the directory below which adapters are; None where none are added.
+    """
+    reading = trio.CapacityLimiter(MAX_READ_AT_ONCE)
+
+    async def add(request: Request) -> Response:
+        below = _require_root(root)
+        with backend.request() as coordinator:
+            body = await read_json(request)
+            check(body, ADAPTER_REQUEST)
+            name, path = str(body["name"]), str(body["path"])
+            adapters = coordinator.adapters
+            try:
+                adapters.require_free(name)
+                adapter = await trio.to_thread.run_sync(
+                    lambda: adapters.read(name, adapter_directory(_below(below, path))),
+                    limiter=reading,
+                )
+                adapters.add(adapter)
+            except (ConfigurationError, ModelError) as exc:
+                raise APIError(400, str(exc), code="adapter_refused") from exc
+            return JSONResponse(describe_adapter(coordinator, adapter, created=int(time.time())))
+
+    async def remove(request: Request) -> Response:
+        _require_root(root)
+        name = str(request.path_params["name"])
+        if not backend.coordinator.adapters.remove(name):
+            raise APIError(
+                404, f"there is no adapter {name[:100]!r}", param="name", code="adapter_not_found"
+            )
+        return JSONResponse({"id": name, "object": "model", "deleted": True})
+
+    return [
+        Route("/v1/adapters", add, methods=["POST"]),
+        Route("/v1/adapters/{name:path}", remove, methods=["DELETE"]),
+    ]
+
+
+def _require_root(root: Path | None) -> Path:
+    if root is None:
+        raise APIError(
+            403,
+            "adapters are added and removed here only where the server was started with --adapter-root DIR",
+            code="adapters_fixed",
+        )
+    return root
+
+
+def _below(root: Path, path: str) -> Path:
+    """A directory below the root, whatever links there are.
+
+    Raises:
+        ConfigurationError: it is elsewhere, or not there.
+    """
+    found = (root / path).resolve()
+    if not found.is_relative_to(root.resolve()) or not found.is_dir():
+        # The same, so that nobody learns what else there is on this machine.
+        raise ConfigurationError(f"there is no directory {path[:200]!r} below --adapter-root")
+    return found
