@@ -42,7 +42,7 @@ _ERRORS = {
     "`context_length_exceeded`, there are more tokens than a session has room for, and `chat_template`, the model's "
     "template refuses these messages.",
     401: "The API key is missing, or is not one of this server's.",
-    403: "The Host header names neither an address nor this machine; or the server was started without what this takes.",
+    403: "The Host header names neither an address nor this machine; or the server was started without what it takes.",
     404: "There is no such thing here.",
     405: "The path does not take this method.",
     408: "The body did not come in time.",

@@ -9,16 +9,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import httpx
+import openai
 import pytest
 import torch
 import trio
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from neurogrid import Coordinator, CoordinatorSettings, SamplingParams, open_coordinator
 from neurogrid.errors import UnsupportedModelError
 from neurogrid.inference.generation.sampling import Sampler
+from neurogrid.model.embedded import embedded_model_path
 from neurogrid.p2p.exchange.counters import Direction
 from neurogrid.p2p.wire import MessageType
 from tests.adapters import add_adapter, peft_tokens, save_adapters
+from tests.e2e.server_process import start_server
 from tests.e2e.support import DEADLINE, WorkerProcess, start_worker
 from tests.families import FAMILIES, save_checkpoint
 
@@ -265,3 +270,68 @@ def test_on_layers_of_the_coordinator_itself(tmp_path: Path) -> None:
                 assert await at_once(coordinator, asked) == expected
 
     trio.run(main)
+
+
+def test_over_http_by_name_and_one_more_while_it_runs(
+    workers: list[WorkerProcess], tmp_path: Path
+) -> None:
+    """With OpenAI's client; the model that comes along has a tokenizer."""
+    path = embedded_model_path()
+    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+    for seed, name in enumerate(("one", "other", "late")):
+        model = add_adapter(model, name, seed=seed, r=4)
+    root = tmp_path / "root"
+    root.mkdir()
+    places = save_adapters(model, root)
+    tokenizer = AutoTokenizer.from_pretrained(path)
+    prompt = "A function definition"
+
+    def expected(name: str | None) -> str:
+        ids = tokenizer(prompt)["input_ids"]
+        tokens = peft_tokens(model, name, ids, MAX_TOKENS)
+        return str(tokenizer.decode([*ids, *tokens])[len(tokenizer.decode(ids)) :])
+
+    key = "a key of sixteen characters"
+    (tmp_path / "keys").touch(mode=0o600)
+    (tmp_path / "keys").write_text(f"{key.replace(' ', '-')}\n")
+    named = [f"--adapter=renamed={places['one']}", f"--adapter={places['other']}"]
+    peers = [f"--peer={worker.address}" for worker in workers[:2]]
+    more = ["--api-key-file", str(tmp_path / "keys"), "--adapter-root", str(root)]
+    with start_server(
+        tmp_path, *named, *peers, *more, "--dtype=float32", "--max-seq-len=256"
+    ) as server:
+        headers = {"Authorization": f"Bearer {key.replace(' ', '-')}"}
+        with openai.OpenAI(base_url=f"{server.url}/v1", api_key=key.replace(" ", "-")) as client:
+
+            def text(name: str) -> str:
+                answer = client.completions.create(
+                    model=name, prompt=prompt, max_tokens=MAX_TOKENS, temperature=0
+                )
+                assert answer.model == name
+                return answer.choices[0].text
+
+            listed = {each.id: getattr(each, "parent", 0) for each in client.models.list()}
+            assert listed == {"embedded": None, "renamed": "embedded", "other": "embedded"}
+            assert text("embedded") == expected(None)
+            assert text("renamed") == expected("one")
+            with pytest.raises(openai.NotFoundError, match="'late' is not served here"):
+                text("late")
+            streaming = client.completions.create(
+                model="other", prompt=prompt, max_tokens=MAX_TOKENS, temperature=0, stream=True
+            )
+            pieces = [next(streaming).choices[0].text]
+            for name, body in (("late", {"name": "late", "path": "late"}), ("other", None)):
+                if body is not None:
+                    answer = httpx.post(
+                        f"{server.url}/v1/adapters", json=body, headers=headers, timeout=DEADLINE
+                    )
+                else:
+                    answer = httpx.delete(
+                        f"{server.url}/v1/adapters/{name}", headers=headers, timeout=DEADLINE
+                    )
+                assert answer.status_code == 200, answer.text
+            assert text("late") == expected("late")
+            pieces += [event.choices[0].text for event in streaming]
+            assert "".join(pieces) == expected("other")
+            with pytest.raises(openai.NotFoundError):
+                text("other")
