@@ -20,7 +20,7 @@ from torch import nn
 
 from neurogrid.errors import ModelError
 from neurogrid.model.adapters.layer_adapter import Adapter
-from neurogrid.model.kernels.low_rank import LowRank
+from neurogrid.model.kernels import LowRank, library
 
 __all__ = ["RowAdapters"]
 
@@ -32,8 +32,8 @@ class RowAdapters:
 
     def __init__(self) -> None:
         self._rows: tuple[Adapter | None, ...] = ()
-        # Of one layer after the other, as long as the same rows go on together.
-        self._addresses: dict[int, ctypes.Array[ctypes.c_void_p] | None] = {}
+        # By layer and places, as long as the same rows go on together.
+        self._addresses: dict[tuple[int, object], ctypes.Array[ctypes.c_void_p] | None] = {}
         self._addressed: tuple[Adapter | None, ...] = ()
 
     @contextmanager
@@ -67,14 +67,16 @@ class RowAdapters:
             return None
         if self._addressed != self._rows:
             self._addressed, self._addresses = self._rows, {}
-        if layer_id not in self._addresses:
+        # A layer has the same places each time; of one linear layer it is that alone.
+        key = (layer_id, places[0] if len(places) == 1 else None)
+        if key not in self._addresses:
             parts = [each for path in places for each in self._beside(layer_id, path)]
-            self._addresses[layer_id] = (
+            self._addresses[key] = (
                 (ctypes.c_void_p * len(parts))(*(each.address if each else None for each in parts))
                 if any(each is not None for each in parts)
                 else None
             )
-        return self._addresses[layer_id]
+        return self._addresses[key]
 
     def _beside(self, layer_id: int, path: str | None) -> list[LowRank | None]:
         """What each row adds to one linear layer."""
@@ -92,6 +94,11 @@ class RowAdapters:
     def _added(
         self, layer_id: int, path: str, given: torch.Tensor, result: torch.Tensor
     ) -> torch.Tensor:
+        num_rows = given.numel() // given.shape[-1]
+        if given.is_cpu and num_rows == len(self._rows) == given.shape[0] == result.shape[0]:
+            compiled = self._added_by_rows(layer_id, path, given, result)
+            if compiled is not None:
+                return compiled
         beside = self._beside(layer_id, path)
         first = beside[0]
         if all(each is first for each in beside):
@@ -108,3 +115,18 @@ class RowAdapters:
         for each, of in rows.items():
             result[of] = each.added(given[of], result[of])
         return result
+
+    def _added_by_rows(
+        self, layer_id: int, path: str, given: torch.Tensor, result: torch.Tensor
+    ) -> torch.Tensor | None:
+        """The same for one token of each row, by compiled code; None where there is none."""
+        found = library()
+        if found is None:
+            return None
+        addresses = self.addresses(layer_id, (path,))
+        if addresses is None:
+            return result
+        sums = result.to(torch.float32, copy=True).contiguous()
+        rows = given.float().contiguous().view(len(addresses), -1)
+        found.adapt(addresses, rows, sums.view(len(addresses), -1))
+        return sums.to(result.dtype)

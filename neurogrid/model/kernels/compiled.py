@@ -111,6 +111,10 @@ class Library:
             *(pointer, pointer, pointer, integer),
         )
 
+        self._adapt = loaded.ng_adapt
+        self._adapt.argtypes = (*(integer, pointer, pointer, pointer, size, size, size), integer)
+        self._adapt.restype = None
+
     def multiply(self, fields: int, given: torch.Tensor, result: torch.Tensor) -> None:
         """Multiply the rows of `given` [R, I] with a matrix into `result` [R, O], both contiguous.
 
@@ -192,6 +196,32 @@ class Library:
             torch.get_num_threads(),
         )
         self._check(failed)
+
+    def adapt(self, adapters: Any, given: torch.Tensor, result: torch.Tensor) -> None:
+        """`ng_adapt` of kernels.c: add to each row of `result` [R, O] what its adapter makes of `given` [R, I].
+
+        Args:
+            adapters: R addresses of `LowRank` on the CPU, with these O and I; 0 for none.
+            given, result: float32, contiguous, on the CPU.
+
+        Raises:
+            ValueError: they are something else.
+        """
+        for each in (given, result):
+            if each.dtype != torch.float32 or each.dim() != 2 or not each.is_contiguous():
+                raise ValueError("rows in float32 that lie together are due")
+        if not len(adapters) == given.shape[0] == result.shape[0] or not given.is_cpu:
+            raise ValueError(f"{len(adapters)} adapters are given for {list(given.shape)}")
+        self._adapt(
+            self._number,
+            adapters,
+            given.data_ptr(),
+            result.data_ptr(),
+            given.shape[0],
+            given.shape[1],
+            result.shape[1],
+            torch.get_num_threads(),
+        )
 
     def _check(self, failed: int) -> None:
         if failed == 1:

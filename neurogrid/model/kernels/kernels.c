@@ -276,6 +276,12 @@ int ng_multiply(const struct matrix *m, int level, const void *x, int x_type, vo
 #define OF_LEVEL(FUNCTION) JOIN(FUNCTION, neon)
 #endif
 
+/* Add to y [rows, outputs] what the adapter of each row makes of x [rows, inputs]; there may be none. */
+void ng_adapt(int level, const struct low_rank *const *adapters, const float *x, float *y, int64_t rows, int64_t inputs,
+              int64_t outputs, int threads) {
+  OF_LEVEL(add_each)(adapters, x, y, 0, rows, 1, inputs, outputs, threads);
+}
+
 /* What a decoder layer does before the keys and values of new tokens are kept: norm, projections, rotary embedding.
    Of sequences with T tokens each: hidden states [sequences, T, D]; cosines and sines [angles, T, F], one for all
    sequences or for each; into queries [sequences, T, H, E] in float32, keys and values [sequences, V, T, E].

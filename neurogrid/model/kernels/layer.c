@@ -105,41 +105,58 @@ static int NAME(product)(const struct matrix *m, int level, const float *x, floa
   return ng_multiply(m, level, half, NG_BFLOAT16, y, NG_FLOAT32, rows, threads);
 }
 
-/* Add to y [outputs] what an adapter makes of x [inputs]: of one row, by itself. */
+/* Add to y [outputs] what an adapter makes of x [inputs]: of one row, by itself. A and B lie one behind the other, and are
+   read as one stream: no other row has them in a cache, and there is little else to do. */
 static void NAME(add_low_rank)(const struct low_rank *its, const float *x, float *y, int64_t inputs, int64_t outputs) {
-  float low[MAX_RANK + 4] = {0};
-  for (int64_t k = 0; k < its->rank; k += 4) { /* four at once, of which each is summed as it is alone */
-    const int64_t last = its->rank - 1;
-    const float *rows[4];
+  float low[MAX_RANK + 1] = {0};
+  const int64_t whole = inputs / (4 * LANES) * (4 * LANES);
+  for (int64_t k = 0; k < its->rank; k++) {
+    const float *row = its->a + k * inputs;
     f32 sums[4][HALVES] = {{{0}}};
-    UNROLL for (int j = 0; j < 4; j++) rows[j] = its->a + (k + j < last ? k + j : last) * inputs;
-    for (int64_t i = 0; i < inputs; i += LANES)
-      UNROLL for (int h = 0; h < HALVES; h++) {
-        const f32 given = NAME(part)(x, i + h * WIDTH, inputs);
-        UNROLL for (int j = 0; j < 4; j++) sums[j][h] += given * NAME(part)(rows[j], i + h * WIDTH, inputs);
+    for (int64_t i = 0; i < whole; i += 4 * LANES)
+      UNROLL for (int j = 0; j < 4; j++) {
+        __builtin_prefetch((const char *)(row + i + j * LANES) + PREFETCH);
+        UNROLL for (int h = 0; h < HALVES; h++) {
+          const int64_t at = i + j * LANES + h * WIDTH;
+          sums[j][h] += NAME(load)(x + at) * NAME(load)(row + at);
+        }
       }
-    for (int j = 0; j < 4 && k + j < its->rank; j++) low[k + j] = NAME(sum)(sums[j]) * its->scaling;
+    for (int64_t i = whole; i < inputs; i += LANES)
+      UNROLL for (int h = 0; h < HALVES; h++)
+        sums[0][h] += NAME(part)(x, i + h * WIDTH, inputs) * NAME(part)(row, i + h * WIDTH, inputs);
+    UNROLL for (int h = 0; h < HALVES; h++) sums[0][h] = (sums[0][h] + sums[1][h]) + (sums[2][h] + sums[3][h]);
+    low[k] = NAME(sum)(sums[0]) * its->scaling;
   }
-  for (int64_t k = 0; k < its->rank; k += 4) {
-    const float *rows[4];
-    UNROLL for (int j = 0; j < 4; j++) rows[j] = its->b + (k + j < its->rank ? k + j : its->rank - 1) * outputs;
-    for (int64_t o = 0; o < outputs; o += WIDTH) {
-      f32 sum = {0}; /* beyond the rank low is 0 */
-      UNROLL for (int j = 0; j < 4; j++) sum += NAME(part)(rows[j], o, outputs) * low[k + j];
-      NAME(store)(y, o, outputs, NAME(part)(y, o, outputs) + sum);
+  for (int64_t k = 0; k < its->rank; k += 2) { /* beyond the rank low is 0 */
+    const float *one = its->b + k * outputs, *other = k + 1 < its->rank ? one + outputs : one;
+    int64_t o = 0;
+    for (; o + 2 * WIDTH <= outputs; o += 2 * WIDTH) {
+      __builtin_prefetch((const char *)(other + o) + PREFETCH);
+      UNROLL for (int j = 0; j < 2; j++) {
+        const int64_t at = o + j * WIDTH;
+        const f32 sum = NAME(load)(one + at) * low[k] + NAME(load)(other + at) * low[k + 1] + NAME(load)(y + at);
+        memcpy(y + at, &sum, sizeof sum);
+      }
     }
+    for (; o < outputs; o++) y[o] = one[o] * low[k] + other[o] * low[k + 1] + y[o];
   }
 }
 
-/* Add to y [R, outputs], the product of a matrix with x [R, inputs], what the adapter of each row's sequence gives. */
-static void NAME(adapt)(const struct matrix *m, enum place place, const struct block *b, const float *x, float *y) {
-  if (!b->adapters) return;
-  const struct low_rank *const *its = b->adapters + place * b->sequences;
-#pragma omp parallel for if (b->rows > 1 && b->threads > 1) schedule(dynamic) num_threads(b->threads)
-  for (int64_t r = 0; r < b->rows; r++) {
-    const struct low_rank *one = its[(b->first + r) / b->tokens];
-    if (one) NAME(add_low_rank)(one, x + r * m->inputs, y + r * m->outputs, m->inputs, m->outputs);
+/* Add to y [R, outputs], the product of a matrix with x [R, inputs], what the adapter of each row's sequence gives: of
+   rows from `first` on, so many tokens of each sequence. */
+static void NAME(add_each)(const struct low_rank *const *adapters, const float *x, float *y, int64_t first, int64_t rows,
+                           int64_t tokens, int64_t inputs, int64_t outputs, int threads) {
+#pragma omp parallel for if (rows > 1 && threads > 1) schedule(dynamic) num_threads(threads)
+  for (int64_t r = 0; r < rows; r++) {
+    const struct low_rank *one = adapters[(first + r) / tokens];
+    if (one) NAME(add_low_rank)(one, x + r * inputs, y + r * outputs, inputs, outputs);
   }
+}
+
+static void NAME(adapt)(const struct matrix *m, enum place place, const struct block *b, const float *x, float *y) {
+  if (b->adapters)
+    NAME(add_each)(b->adapters + place * b->sequences, x, y, b->first, b->rows, b->tokens, m->inputs, m->outputs,
+                   b->threads);
 }
 
 /* Sums of WIDTH keys, of 16 lanes each, as `sum` makes them: in pairs, of which each step adds the halves. */

@@ -54,9 +54,12 @@ class LowRank:
         self.rank, self.num_inputs = a.shape
         self.num_outputs = b.shape[0]
         self._scaling = scaling
-        # Memory of its own: what it was read from may be a transfer's. B by its columns, each of which is one stream.
-        self._a = a.to(device, torch.float32, copy=True).contiguous()
-        self._b = b.t().to(device, torch.float32, copy=True).contiguous()
+        # Memory of its own: what it was read from may be a transfer's. B by its columns, right behind A: one stream.
+        both = torch.empty(a.numel() + b.numel(), dtype=torch.float32, device=device)
+        self._a = both[: a.numel()].view(a.shape)
+        self._b = both[a.numel() :].view(b.shape[1], b.shape[0])
+        self._a.copy_(a)
+        self._b.copy_(b.t())
         self.num_bytes = self._a.nbytes + self._b.nbytes
         self._fields = _LowRankFields(
             self._a.data_ptr(), self._b.data_ptr(), self.rank, float(scaling)

@@ -1,0 +1,223 @@
+"""What does a step cost with adapters? 8 sessions that decode together, each with an adapter of its own, against none.
+
+    python benchmarks/adapters.py
+
+One stage with all layers of a random Llama, one thread, CPU time of that thread. The variants take a step in turn, so
+that a machine that drifts drifts for all; a figure is the median of the steps of a round. Adapters are beside all
+linear layers of a layer, or beside those of queries and values, as their ranks say. Ends with an error where a step
+with 8 adapters of rank 16 takes more than 1.2 of one without.
+"""
+
+from __future__ import annotations
+
+import os
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+import argparse
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+import torch
+from report import Spread, spread, table, write_report
+from transformers import AutoModelForCausalLM, LlamaConfig
+
+from neurogrid.inference.generation.loaded_model import LoadedModel
+from neurogrid.model.adapters import Adapter, LayerAdapter
+from neurogrid.model.files.blob import parse_blob
+from neurogrid.model.kernels import LowRank
+from neurogrid.model.stages.stage import Row, Stage
+
+SIZES = {"512x8": (512, 8), "1024x16": (1024, 16)}
+NUM_ROWS = 8
+PROMPT = 64
+MOST = 1.2
+ALL = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+FORMS = (
+    ("float32", None, False),
+    ("float32, saved in bfloat16", None, True),
+    ("bfloat16", None, True),
+    ("int8", "int8", True),
+    ("int4", "int4", True),
+)
+CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True)
+class Variant:
+    """What the rows have.
+
+    Attributes:
+        num_adapters: different ones among the rows; 0 for none.
+        targets: the linear layers that they stand beside.
+    """
+
+    name: str
+    num_adapters: int
+    rank: int = 0
+    targets: Sequence[str] = ALL
+
+
+NONE = Variant("none", 0)
+JUDGED = Variant("8 adapters, rank 16", 8, 16)
+VARIANTS = (
+    NONE,
+    Variant("8 adapters, rank 8", 8, 8),
+    JUDGED,
+    Variant("8 adapters, rank 64", 8, 64),
+    Variant("8 adapters, rank 16, queries and values", 8, 16, ("q_proj", "v_proj")),
+    Variant("1 adapter, rank 16", 1, 16),
+)
+
+
+def save_model(size: tuple[int, int], directory: Path, *, is_half: bool) -> None:
+    torch.manual_seed(0)
+    hidden, layers = size
+    config = LlamaConfig(
+        hidden_size=hidden,
+        num_hidden_layers=layers,
+        intermediate_size=3 * hidden,
+        num_attention_heads=8,
+        num_key_value_heads=4,
+        vocab_size=1024,
+        max_position_embeddings=4096,
+        tie_word_embeddings=False,
+    )
+    dtype = torch.bfloat16 if is_half else torch.float32
+    AutoModelForCausalLM.from_config(config, dtype=dtype).save_pretrained(directory)
+
+
+def load(directory: Path, form: tuple[str, str | None, bool]) -> Stage:
+    name, quantize, _ = form
+    model = LoadedModel.load(
+        directory,
+        name=None,
+        max_seq_len=2048,
+        dtype="bfloat16" if name == "bfloat16" else "float32",
+        quantize=quantize,
+    )
+    stage = Stage(model.config, dtype=model.dtype, device=CPU, quantization=model.quantization)
+    for layer_id in range(stage.num_layers):
+        blob = model.layer_blob(layer_id)
+        stage.load_layer(layer_id, parse_blob(bytearray(b"".join(map(bytes, blob.chunks())))))
+        stage.speed_up_layer(layer_id, fuse=model.traits.fuses)
+    return stage
+
+
+def make_adapter(stage: Stage, variant: Variant) -> Adapter:
+    layers = {
+        layer_id: LayerAdapter(
+            {
+                path: LowRank(
+                    torch.randn(variant.rank, inputs) / inputs**0.5,
+                    torch.randn(outputs, variant.rank) / 64,
+                    1.0,
+                    device=CPU,
+                )
+                for path, (outputs, inputs) in stage.linear_layers(layer_id).items()
+                if path.rpartition(".")[2] in variant.targets
+            }
+        )
+        for layer_id in range(stage.num_layers)
+    }
+    adapter = Adapter(layers)
+    stage.take_adapter(adapter)
+    return adapter
+
+
+class Sessions:
+    """Sessions that decode together, in one of the variants."""
+
+    def __init__(self, stage: Stage, variant: Variant) -> None:
+        self._stage = stage
+        made = [make_adapter(stage, variant) for _ in range(variant.num_adapters)]
+        self._adapters = [made[row % len(made)] if made else None for row in range(NUM_ROWS)]
+        self._caches = [stage.new_cache(max_length=2048) for _ in range(NUM_ROWS)]
+        self._position = PROMPT
+        for adapter, cache in zip(self._adapters, self._caches, strict=True):
+            stage.forward(
+                torch.randn(1, PROMPT, stage.hidden_size),
+                start=0,
+                stop=stage.num_layers,
+                position=0,
+                cache=cache,
+                adapter=adapter,
+            )
+
+    def step(self) -> float:
+        """Seconds of the thread's CPU time for one token of each."""
+        rows = [
+            Row(torch.randn(1, 1, self._stage.hidden_size), self._position, cache, adapter)
+            for adapter, cache in zip(self._adapters, self._caches, strict=True)
+        ]
+        started = time.thread_time()
+        self._stage.forward_rows(rows, start=0, stop=self._stage.num_layers)
+        self._position += 1
+        return time.thread_time() - started
+
+
+def measure(stage: Stage, options: argparse.Namespace) -> dict[Variant, list[float]]:
+    """Milliseconds of a step, for each round."""
+    torch.manual_seed(0)
+    sessions = {variant: Sessions(stage, variant) for variant in VARIANTS}
+    rounds: dict[Variant, list[float]] = {variant: [] for variant in VARIANTS}
+    for _ in range(options.rounds):
+        seconds: dict[Variant, list[float]] = {variant: [] for variant in VARIANTS}
+        for _ in range(options.steps):
+            for variant, its in sessions.items():
+                seconds[variant].append(its.step())
+        for variant, its_seconds in seconds.items():
+            rounds[variant].append(1e3 * median(its_seconds))
+    return rounds
+
+
+def ratios(rounds: dict[Variant, list[float]], variant: Variant) -> Spread:
+    """Of the steps without, round by round."""
+    return spread([a / b for a, b in zip(rounds[variant], rounds[NONE], strict=True)])
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--size", choices=SIZES, default="1024x16")
+    parser.add_argument("--form", choices=[form[0] for form in FORMS], help="only this")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=30)
+    parser.add_argument("--no-report", action="store_true", help="print, and file nothing")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    rows, missed = [], []
+    for form in FORMS:
+        if options.form not in (None, form[0]):
+            continue
+        with tempfile.TemporaryDirectory() as folder:
+            save_model(SIZES[options.size], Path(folder), is_half=form[2])
+            rounds = measure(load(Path(folder), form), options)
+        for variant in VARIANTS:
+            its = ratios(rounds, variant)
+            rows.append((form[0], variant.name, spread(rounds[variant]).show(2), its.show(2)))
+        print(
+            table(("weights", "adapters", "ms a step", "x none"), rows[-len(VARIANTS) :]),
+            flush=True,
+        )
+        if ratios(rounds, JUDGED).middle > MOST:
+            missed.append(form[0])
+    body = table(("weights", "adapters", "ms a step", "x none"), rows)
+    question = (
+        f"A step of {NUM_ROWS} sessions through all layers of a random Llama of {options.size} (hidden size by "
+        f"layers), one thread, CPU time of the thread; medians (minimum to maximum) of {options.rounds} rounds of "
+        f"{options.steps} steps, the variants in turn. Without more said, adapters are beside all linear layers."
+    )
+    if not options.no_report:
+        write_report("adapters", question, body)
+    if missed:
+        print(f"more than {MOST} x without adapters: {', '.join(missed)}")
+    return bool(missed)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
