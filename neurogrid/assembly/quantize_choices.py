@@ -74,7 +74,11 @@ def _choice(
 ) -> QuantizeChoice:
     method = model.quantization.method if model.quantization else None
     weights = [cost.weight_bytes for cost in model.costs]
-    size = model.size(num_sessions=max_sessions, ends_seconds=ends_seconds)
+    size = model.size(
+        num_sessions=max_sessions,
+        ends_seconds=ends_seconds,
+        beside_bytes=planned.adapters.layer_bytes(len(model.costs)),
+    )
     infos = planned.infos
     if not is_chosen:
         # What they have is in the form of the plan.

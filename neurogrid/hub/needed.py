@@ -147,7 +147,7 @@ def weights(model: str, paths: Collection[str]) -> list[str]:
         return found
     if files:
         raise ConfigurationError(
-            f"{model} is an adapter without its model: name the model that it was merged into"
+            f"{model} is an adapter without its model: name the model, and with --adapter a directory that has this"
         )
     raise ConfigurationError(
         f"{model} has no safetensors{_instead(paths)}: nothing else is read, and nothing was downloaded"

@@ -205,7 +205,7 @@ def test_no_weights(single: Path) -> None:
     (single / "model.safetensors").unlink()
     assert "no weights; model.safetensors" in fails(single)
     (single / "adapter_model.safetensors").touch()
-    assert "has an adapter without its model: merge them" in fails(single)
+    assert "has an adapter without its model: name the model, and --adapter" in fails(single)
 
 
 @pytest.mark.parametrize(

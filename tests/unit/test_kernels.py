@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
+import ctypes
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import pytest
 import torch
@@ -19,6 +20,7 @@ from neurogrid.model.kernels import (
     Codes,
     CodesLinear,
     Library,
+    LowRank,
     Matrix,
     chosen,
     hold_as_bfloat16,
@@ -263,6 +265,44 @@ def test_rows_of_another_width_or_place_are_refused_before_memory_is_read(found:
         ):
             with pytest.raises(ValueError, match=r"a result of \[2, 20\] is due"):
                 matrix.multiply(x, place)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "outputs", "rank"), [(64, 128, 4), (80, 33, 1), (7, 5, 3), (512, 96, 17)]
+)
+def test_what_adapters_add_is_that_of_torch_for_each_row_by_itself(
+    found: Library, inputs: int, outputs: int, rank: int
+) -> None:
+    generator = torch.Generator().manual_seed(rank)
+    lows = [
+        LowRank(
+            torch.randn(rank, inputs, generator=generator),
+            torch.randn(outputs, rank, generator=generator),
+            0.5,
+            device=torch.device("cpu"),
+        )
+        for _ in range(3)
+    ]
+    its = [lows[0], None, lows[1], lows[2], lows[0]]
+    x = torch.randn(len(its), inputs, generator=generator)
+    before = torch.randn(len(its), outputs, generator=generator)
+
+    def added(rows: Sequence[int]) -> torch.Tensor:
+        addresses = (ctypes.c_void_p * len(rows))(
+            *(each.address if each else None for each in (its[row] for row in rows))
+        )
+        result = before[list(rows)].clone()
+        found.adapt(addresses, x[list(rows)].contiguous(), result)
+        return result
+
+    together = added(range(len(its)))
+    for row, each in enumerate(its):
+        expected = before[row] if each is None else each.added(x[row], before[row])
+        assert torch.allclose(together[row], expected, rtol=1e-4, atol=1e-4)
+        assert torch.equal(together[row], added([row])[0])
+    assert torch.equal(together[1], before[1])
+    with pytest.raises(ValueError, match="adapters are given"):
+        found.adapt((ctypes.c_void_p * 2)(), x, before)
 
 
 def test_a_table_is_not_forgotten_for_activations_of_8_bits(found: Library) -> None:

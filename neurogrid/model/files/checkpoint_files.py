@@ -125,8 +125,8 @@ def weight_files(folder: Path) -> list[Path]:
 
 def _without_model(folder: Path) -> CheckpointError:
     return CheckpointError(
-        f"{folder} has an adapter without its model: merge them into a model first, with neurogrid train export "
-        f"{folder} OUT"
+        f"{folder} has an adapter without its model: name the model, and --adapter {folder}; or merge them into one, "
+        f"with neurogrid train export {folder} OUT"
     )
 
 
