@@ -66,12 +66,15 @@ class WorkerAdapters:
         self._transfers = transfers
         self._in_use = in_use
         self._lock = trio.Lock()
+        # What was read for the layers of before is never put beside those of now: its shapes may be others.
+        self._generation = 0
         # The longest unused first.
         self._parts: OrderedDict[_Key, LayerAdapter] = OrderedDict()
         self._adapters: WeakValueDictionary[tuple[int, bytes], Adapter] = WeakValueDictionary()
 
     def clear(self) -> None:
-        """Forget all: the layers that they stand beside are being replaced."""
+        """Forget all: the layers that they stand beside are being replaced, perhaps by those of another model."""
+        self._generation += 1
         self._parts.clear()
         self._adapters.clear()
 
@@ -88,21 +91,30 @@ class WorkerAdapters:
         async with self._lock:
             if (found := self._adapters.get(key)) is not None:
                 return found
-            ids = _ids(opened)
+            if self._state.model is not model:
+                raise _replaced()
+            generation, ids = self._generation, _ids(opened)
             self._require_places(ids)
-            await self._bring(model, ids, owner)
-            if self._state.model is not model or not ids.keys() <= model.held.keys():
-                raise RequestRefusedError(
-                    "the layers were replaced while the adapter came", code=ErrorCode.LAYER_NOT_HELD
-                )
+            await self._bring(model, ids, owner, generation)
+            self._require_same(generation)
             adapter = Adapter(
                 {layer_id: self._parts[layer_id, blob] for layer_id, blob in ids.items()}
             )
-            await self._state.run_torch(model.stage.take_adapter, adapter)
+            try:
+                await self._state.run_torch(model.stage.take_adapter, adapter)
+            except ValueError as exc:
+                raise _replaced() from exc
+            self._require_same(generation)
             self._adapters[key] = adapter
             return adapter
 
-    async def _bring(self, model: HeldModel, ids: Mapping[int, bytes], owner: str) -> None:
+    def _require_same(self, generation: int) -> None:
+        if self._generation != generation:
+            raise _replaced()
+
+    async def _bring(
+        self, model: HeldModel, ids: Mapping[int, bytes], owner: str, generation: int
+    ) -> None:
         """Have the parts in the table, all of them or as many as came before one that failed."""
         missing = [each for each in ids.items() if each not in self._parts]
         for each in ids.items():
@@ -113,6 +125,7 @@ class WorkerAdapters:
             while missing:
                 layer_id, blob_id = missing.pop(0)
                 part = await self._read(model, layer_id, blob_id, owner)
+                self._require_same(generation)
                 self._make_room(layer_id, part.num_bytes, keep=ids)
                 self._parts[layer_id, blob_id] = part
 
@@ -237,6 +250,12 @@ def _ids(opened: SessionOpen) -> dict[int, bytes]:
         for number, start in enumerate(range(0, len(opened.adapter), BLOB_ID_BYTES))
     }
     return {layer_id: blob_id for layer_id, blob_id in ids.items() if any(blob_id)}
+
+
+def _replaced() -> RequestRefusedError:
+    return RequestRefusedError(
+        "the layers were replaced while the adapter came", code=ErrorCode.LAYER_NOT_HELD
+    )
 
 
 def _refused(layer_id: int, exc: Exception, code: int) -> RequestRefusedError:

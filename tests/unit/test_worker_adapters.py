@@ -327,3 +327,32 @@ async def test_a_worker_that_knows_of_none_is_never_taken_at_its_word() -> None:
                 with pytest.raises(PeerRefusedError, match="does not know of adapters") as refused:
                     await worker.open_session(SessionOpen(2, 0, 1, 9, adapter=bytes([1] * 32)))
                 assert refused.value.code == ErrorCode.NOT_SUPPORTED
+
+
+async def test_another_model_that_comes_meanwhile_gets_nothing_of_it(model: Model) -> None:
+    """What was read for the shapes of one model never stands beside those of another."""
+    async with scene(WorkerSettings(max_sessions=128)) as (coordinator, _):
+        await coordinator.bring(model)
+        one = coordinator.has(part(1))
+        is_asked, goes_on = trio.Event(), trio.Event()
+        provide = coordinator.giving.provide
+
+        async def slowly(peer_id: str, blob_id: bytes) -> BlobSource | None:
+            is_asked.set()
+            await goes_on.wait()
+            return await provide(peer_id, blob_id)
+
+        coordinator.giving.provide = slowly  # type: ignore[method-assign]
+        async with trio.open_nursery() as nursery:
+
+            async def open_session() -> None:
+                refused = await coordinator.refused(1, one + NONE)
+                assert refused.code == ErrorCode.LAYER_NOT_HELD
+                assert "replaced" in str(refused)
+
+            nursery.start_soon(open_session)
+            await is_asked.wait()
+            await coordinator.bring(model)
+            goes_on.set()
+        assert (await coordinator.open(2, one + NONE)).adapter
+        assert len(coordinator.giving.given) == 2

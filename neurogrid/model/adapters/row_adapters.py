@@ -46,10 +46,21 @@ class RowAdapters:
             self._rows = ()
 
     def attach(self, layer_id: int, layer: nn.Module, adapter: Adapter) -> None:
-        """Let the linear layers of a layer that runs ask for what an adapter adds to them."""
+        """Let the linear layers of a layer that runs ask for what an adapter adds to them.
+
+        Raises:
+            ValueError: it is for linear layers of other shapes, or for what is none.
+        """
         part = adapter.layers.get(layer_id)
         if part is None:
             return
+        # Nothing behind this looks at it again: what reads the matrices has their addresses.
+        for path, its in part.beside.items():
+            linear = layer.get_submodule(path)
+            if not isinstance(linear, nn.Linear) or (
+                (linear.out_features, linear.in_features) != (its.num_outputs, its.num_inputs)
+            ):
+                raise ValueError(f"an adapter is for {path} of another layer than {layer_id}")
         hooked: set[str] = layer.__dict__.setdefault(_HOOKED, set())
         for path in part.beside.keys() - hooked:
             hooked.add(path)
