@@ -261,6 +261,7 @@ HOUSE = (
     training(".runs.projection", frozenset()),
     training(".runs.resources", frozenset()),
     training(".runs.entries", frozenset()),
+    training(".runs.changes", frozenset()),
     training(".runs.alarms", frozenset()),
     training(".runs.learning", frozenset()),
     # A file on the disk.

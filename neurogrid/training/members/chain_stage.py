@@ -448,7 +448,13 @@ class ChainStage:
         while (apply := self._apply) is None:
             await self._wait()
         self._apply = None
-        await self._process.apply(self._step, apply.norm, is_applied=apply.is_applied)
+        await self._process.apply(
+            self._step,
+            apply.norm,
+            is_applied=apply.is_applied,
+            rate=apply.rate,
+            clip=apply.clip,
+        )
         await self._average_weights(self._step + 1)
         names: Sequence[str] = ()
         blobs: Sequence[bytes] = ()

@@ -6,6 +6,7 @@ estimate         what a run takes: memory, bytes and time
 projection       how much work makes members finish together
 resources        what workers offer and leaders lease
 entries, journal, audit    what happened, so that nobody can say otherwise
+changes          values of the run file that are changed while the run goes on
 state, machine   what a run has come to, and what comes next
 outer_state, common_steps, methods    the common weights
 trainers         what a run file says to a trainer

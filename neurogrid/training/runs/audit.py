@@ -16,9 +16,11 @@ from typing import Final
 from neurogrid.errors import NeuroGridError
 from neurogrid.training.data.dealing import SampleRange
 from neurogrid.training.data.spans import Span, Spans
+from neurogrid.training.runs.changes import Changes
 from neurogrid.training.runs.entries import (
     Assignment,
     BeganEntry,
+    ChangedEntry,
     CheckpointEntry,
     DealtEntry,
     EndEntry,
@@ -215,6 +217,7 @@ class _Books:
         self.state = _State(_Counts(num), [], _Counts(num))
         self._resumed = resumed
         self._kept = {0: self.state.copy()}
+        self._changes = Changes()
         self.joined = self.left = 0
         self.problems: list[str] = []
 
@@ -239,6 +242,12 @@ class _Books:
         elif isinstance(entry, CheckpointEntry):
             if entry.round > state.round:
                 self._wrong(f"a checkpoint has round {entry.round} after round {state.round}")
+        elif isinstance(entry, ChangedEntry):
+            if entry.round != state.round + 1:
+                self._wrong(
+                    f"what changed with round {entry.round} was changed after round {state.round}"
+                )
+            self._changes.take(entry)
         elif isinstance(entry, StoppingEntry):
             if state.is_stopping:
                 self._wrong("the run stops twice")
@@ -327,6 +336,8 @@ class _Books:
             self._wrong(f"{name} comes after round {state.round}")
         if entry.index <= state.index:
             self._wrong(f"{name} is decision {entry.index}, after decision {state.index}")
+        if (due := self._changes.next_due(entry.round)) is not None:
+            self._wrong(f"{name} was made without what changed with round {due.round}")
         state.round, state.index = entry.round, entry.index
         if not entry.contributions:
             self._wrong(f"{name} is made of nobody's works")
@@ -357,6 +368,7 @@ class _Books:
         if number > self.state.round:
             self._wrong(f"resumed after round {number}, with {self.state.round} decided")
         elif number in self._kept:
+            self._changes.take_back(number)
             self.state = self._kept[number].copy()
             self.state.index = 0  # of another group
             for seat in self.state.seats.values():

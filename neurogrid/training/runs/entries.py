@@ -17,6 +17,7 @@ from neurogrid.training.wire.runs import SYNC_SHARE
 __all__ = [
     "Assignment",
     "BeganEntry",
+    "ChangedEntry",
     "CheckpointEntry",
     "DealtEntry",
     "EndEntry",
@@ -60,10 +61,7 @@ class _Fields:
         return _number(key, self.take(key), smallest)
 
     def text(self, key: str) -> str:
-        value = self.take(key)
-        if not isinstance(value, str) or len(value) > _MAX_CHARS:
-            raise ValueError(f"{key} is no text of at most {_MAX_CHARS} characters")
-        return value
+        return _text(key, self.take(key))
 
     def binary(self, key: str, num_bytes: int) -> bytes:
         value = bytes.fromhex(self.text(key))
@@ -100,6 +98,12 @@ def _ranges(key: str, flat: list[int]) -> tuple[SampleRange, ...]:
 def _number(key: str, value: object, smallest: int) -> int:
     if type(value) is not int or not smallest <= value < 2**64:
         raise ValueError(f"{key} is no integer from {smallest}")
+    return value
+
+
+def _text(key: str, value: object) -> str:
+    if not isinstance(value, str) or len(value) > _MAX_CHARS:
+        raise ValueError(f"{key} is no text of at most {_MAX_CHARS} characters")
     return value
 
 
@@ -388,6 +392,37 @@ class CheckpointEntry(Entry):
 
 
 @dataclass(frozen=True, slots=True)
+class ChangedEntry(Entry):
+    """From a round on the run is led as if its run file had other values.
+
+    Attributes:
+        round: the first of these, which comes next.
+        changes: keys with their sections, as "inner.lr", and their values as TOML has them; keys rise.
+    """
+
+    round: int
+    changes: tuple[tuple[str, str], ...]
+
+    kind: ClassVar[str] = "changed"
+
+    def fields(self) -> Iterator[tuple[str, object]]:
+        yield "round", self.round
+        yield "changes", [list(each) for each in self.changes]
+
+    @classmethod
+    def read(cls, fields: _Fields) -> ChangedEntry:
+        number, changes = fields.number("round", 1), []
+        for each in fields.array("changes"):
+            if not (isinstance(each, list) and len(each) == 2):
+                raise ValueError("changes are pairs of a key and a value")
+            changes.append((_text("a key", each[0]), _text("a value", each[1])))
+        keys = [key for key, _ in changes]
+        if not keys or keys != sorted(set(keys)):
+            raise ValueError("changes are of one key at least, and keys rise")
+        return cls(number, tuple(changes))
+
+
+@dataclass(frozen=True, slots=True)
 class StoppingEntry(Entry):
     """Nothing is dealt any more.
 
@@ -451,7 +486,7 @@ _READERS: Final[Mapping[str, Callable[[_Fields], Entry]]] = {
     cls.kind: cls.read
     for cls in (
         *(RunEntry, JoinedEntry, LeftEntry, BeganEntry, DealtEntry, RoundEntry),
-        *(CheckpointEntry, StoppingEntry, ResumedEntry, EndEntry),
+        *(CheckpointEntry, ChangedEntry, StoppingEntry, ResumedEntry, EndEntry),
     )
 }
 

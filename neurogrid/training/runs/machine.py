@@ -9,13 +9,14 @@ each is known, and a member's first work is a batch: those that are far too long
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from neurogrid.training.runs.entries import (
     Assignment,
     BeganEntry,
+    ChangedEntry,
     DealtEntry,
     EndEntry,
     Entry,
@@ -99,15 +100,28 @@ class RunMachine:
     """Leads a run. What its methods give is to be written into the journal; the state has it already.
 
     Args:
-        rules: of the run.
+        rules: of the run, as its run file says.
         state: where it stands.
+        rules_at: the rules, once these values of the run file are changed; None where none is.
+
+    Attributes:
+        rules: as of now.
     """
 
-    def __init__(self, rules: Rules, state: RunState) -> None:
+    def __init__(
+        self,
+        rules: Rules,
+        state: RunState,
+        rules_at: Callable[[Mapping[str, str]], Rules] | None = None,
+    ) -> None:
         self.rules, self.state = rules, state
+        self._rules_at = rules_at or (lambda values: rules)
+        # Members have the schedule that the run began with.
+        self._total_steps = rules.total_steps
         self._speeds: dict[int, float] = {}
         self._reserved: dict[str, int] = {}
         self._entries: list[Entry] = []
+        self._take_rules()
 
     # What others look at
 
@@ -185,6 +199,7 @@ class RunMachine:
             return []
         wrong: list[str] = []
         if outcome.round:
+            self.change_due()
             contributions = []
             for peer, weight in outcome.weights.items():
                 seat = self.state.seat_of(peer)
@@ -228,11 +243,38 @@ class RunMachine:
             self._finish(reason)
             self._go_on()
 
+    def change(self, changes: Iterable[tuple[str, str]]) -> ChangedEntry:
+        """Have other values of the run file hold from the next round on. What was dealt stays as it is."""
+        entry = ChangedEntry(self.state.round + 1, tuple(sorted(changes)))
+        self._note(entry)
+        return entry
+
+    def check(self, values: Mapping[str, str]) -> None:
+        """See that values of the run file may be changed to these.
+
+        Raises:
+            ConfigurationError: they do not go together with the data.
+        """
+        self._rules_at(values)
+
+    def change_due(self) -> list[ChangedEntry]:
+        """Change what a resumed run has yet to change before its next round; what that is."""
+        found = []
+        while (entry := self.state.changes.next_due(self.state.round + 1)) is not None:
+            self._note(entry)
+            found.append(entry)
+        return found
+
     # What follows
 
     def _note(self, entry: Entry) -> None:
         self.state.apply(entry)
         self._entries.append(entry)
+        if isinstance(entry, ChangedEntry | ResumedEntry):
+            self._take_rules()
+
+    def _take_rules(self) -> None:
+        self.rules = self._rules_at(self.state.changes.at(self.state.round + 1))
 
     def _leave(self, seat: int, reason: str) -> None:
         self._speeds.pop(seat, None)
@@ -358,9 +400,9 @@ class RunMachine:
     def _steps_of(self, num_samples: int) -> float:
         """The inner steps of the schedule that so many samples are."""
         state, rules = self.state, self.rules
-        if not (rules.total_steps and state.num_samples):
+        if not (self._total_steps and state.num_samples):
             return num_samples / (rules.batch_samples * max(state.num_members, 1))
-        return rules.total_steps * num_samples / state.num_samples
+        return self._total_steps * num_samples / state.num_samples
 
 
 def _num_works(works: Sequence[Assignment], weight: float) -> int:

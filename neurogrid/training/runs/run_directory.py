@@ -12,7 +12,7 @@ from neurogrid.errors import ConfigurationError
 from neurogrid.training.runs.run_file import RunFile, parse_run_file
 from neurogrid.training.runs.run_file.parsing import MAX_BYTES
 
-__all__ = ["Figures", "RunDirectory", "read_run_file"]
+__all__ = ["Figures", "RunDirectory", "read_changes", "read_run_file"]
 
 # A line of metrics.jsonl has some hundred bytes: the last lines are in these.
 _MAX_TAIL_BYTES: Final = 256 * 1024
@@ -42,6 +42,28 @@ class RunDirectory:
     def journal(self) -> Path:
         """What was decided, entry by entry."""
         return self.path / "journal"
+
+    @property
+    def changes(self) -> Path:
+        """Values of the run file that somebody wants changed while the run goes on."""
+        return self.path / "changes.toml"
+
+    def write_changes(self, text: str) -> None:
+        """Write what is wanted, whole or not at all.
+
+        Raises:
+            ConfigurationError: it cannot be written.
+        """
+        draft = self.changes.with_suffix(f".{os.getpid()}.partial")
+        try:
+            with draft.open("w", encoding="utf-8") as stream:
+                stream.write(text)
+                stream.flush()
+                os.fsync(stream.fileno())
+            draft.replace(self.changes)
+        except OSError as exc:
+            draft.unlink(missing_ok=True)
+            raise ConfigurationError(f"{self.changes}: {exc.strerror or exc}") from exc
 
     @property
     def metrics(self) -> Path:
@@ -177,6 +199,19 @@ def read_run_file(path: Path) -> RunFile:
         RunFileError: it is wrong.
         ConfigurationError: it cannot be read.
     """
+    return parse_run_file(_read_text(path, "run file"), name=str(path))
+
+
+def read_changes(path: Path) -> str:
+    """What is wanted of a run, as `RunDirectory.write_changes` wrote it; nothing where there is no such file.
+
+    Raises:
+        ConfigurationError: it cannot be read, or is no such text.
+    """
+    return _read_text(path, "file of changes") if path.exists() else ""
+
+
+def _read_text(path: Path, what: str) -> str:
     try:
         with path.open("rb") as stream:
             data = stream.read(MAX_BYTES + 1)
@@ -187,8 +222,8 @@ def read_run_file(path: Path) -> RunFile:
         line = data[: exc.start].count(b"\n") + 1
         raise ConfigurationError(f"{path}:{line}: this is no text in UTF-8") from exc
     if text is None:
-        raise ConfigurationError(f"{path} is no run file: those have at most {MAX_BYTES} bytes")
-    return parse_run_file(text, name=str(path))
+        raise ConfigurationError(f"{path} is no {what}: those have at most {MAX_BYTES} bytes")
+    return text
 
 
 def _figures(line: bytes) -> Figures | None:

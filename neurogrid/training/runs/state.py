@@ -14,9 +14,11 @@ from typing import Any, Final, NamedTuple
 
 from neurogrid.errors import ConfigurationError
 from neurogrid.training.data.dealing import Dealer
+from neurogrid.training.runs.changes import Changes
 from neurogrid.training.runs.entries import (
     Assignment,
     BeganEntry,
+    ChangedEntry,
     CheckpointEntry,
     DealtEntry,
     EndEntry,
@@ -93,6 +95,7 @@ class RunState:
         num_used: samples that are in the weights.
         num_trained: rounds for which something was trained; others only sync.
         reason: why it stops, or has ended.
+        changes: of its run file.
     """
 
     def __init__(
@@ -115,6 +118,7 @@ class RunState:
         self.num_used = 0
         self.num_trained = 0
         self.reason = ""
+        self.changes = Changes()
         self._snapshots: dict[int, dict[str, Any]] = {}
         self._snapshots[0] = self._snapshot()
 
@@ -162,6 +166,8 @@ class RunState:
                 self._deal(number, work)
         elif isinstance(entry, RoundEntry):
             self._decide(entry)
+        elif isinstance(entry, ChangedEntry):
+            self.changes.take(entry)
         elif isinstance(entry, StoppingEntry):
             self.phase, self.reason = Phase.FINISHING, entry.reason
         elif isinstance(entry, ResumedEntry):
@@ -248,6 +254,7 @@ class RunState:
         for name, value in copy.deepcopy(kept).items():
             setattr(self, name, value)
         self._snapshots = {r: kept for r, kept in self._snapshots.items() if r <= round_number}
+        self.changes.take_back(round_number)
         self.index = 0  # of another group
         for seat in self.seats.values():
             seat.occupant = None

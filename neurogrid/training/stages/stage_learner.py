@@ -302,12 +302,16 @@ class StageLearner:
             if parameter.grad is not None and name not in self._copies
         )
 
-    def apply(self, step: int, norm: float) -> None:
+    def apply(
+        self, step: int, norm: float, *, rate: float | None = None, clip: float | None = None
+    ) -> None:
         """Take the step: clip, change what learns, and clear the gradients.
 
         Args:
             step: its number within the run, from 0.
             norm: of the gradients of all stages together.
+            rate: the learning rate; None for that of the schedule.
+            clip: the norm that gradients are clipped to, 0 for no clipping; None for what the settings say.
 
         Raises:
             ValueError: the norm is not finite, a micro-batch is under way, or the other stage's part of a gradient is
@@ -319,13 +323,13 @@ class StageLearner:
         if self.under_way:
             raise ValueError(f"micro-batch {min(self.under_way)} is under way here")
         self._project_gradients()
-        if most := self._settings.inner.clip:
+        if most := self._settings.inner.clip if clip is None else clip:
             torch.nn.utils.clip_grads_with_norm_(
                 self._values, most, torch.tensor(norm, dtype=torch.float32)
             )
         if self._optimizer is not None:
             for group in self._optimizer.param_groups:
-                group["lr"] = self._rate_of(step)
+                group["lr"] = self._rate_of(step) if rate is None else rate
             self._optimizer.step()
             self._keep_in_subspace()
         self.sums.commit()

@@ -288,11 +288,20 @@ class StageProcess:
         """Of the gradients of the parameters that count here."""
         return float((await self._call("squared_norm"))["squared_norm"])
 
-    async def apply(self, step: int, norm: float, *, is_applied: bool) -> None:
+    async def apply(
+        self,
+        step: int,
+        norm: float,
+        *,
+        is_applied: bool,
+        rate: float | None = None,
+        clip: float | None = None,
+    ) -> None:
         """Make a step of the optimiser, or drop the gradients.
 
         Args:
             norm: of the gradients of all stages.
+            rate, clip: as of `StageLearner.apply`.
         """
 
         def note(told: dict[str, Any]) -> None:
@@ -300,7 +309,9 @@ class StageProcess:
 
         # Whoever waits for it or not: the state is none of a step's until it is done.
         self.step = None
-        await self._call("apply", note, step=step, norm=norm, is_applied=is_applied)
+        await self._call(
+            "apply", note, step=step, norm=norm, is_applied=is_applied, rate=rate, clip=clip
+        )
 
     async def save(self, directory: Path) -> dict[str, Path]:
         """Write the state, and return its pieces' files by name.

@@ -205,7 +205,9 @@ class _Program:
 
     def _apply(self, order: dict[str, Any]) -> dict[str, Any]:
         if order["is_applied"]:
-            self._learner.apply(order["step"], order["norm"])
+            self._learner.apply(
+                order["step"], order["norm"], rate=order["rate"], clip=order["clip"]
+            )
         else:
             self._learner.drop()
         assert self._memory is not None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from contextlib import AsyncExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +23,15 @@ from neurogrid.p2p.libp2p.libp2p_host import open_host
 from neurogrid.p2p.transfer import Transfers
 from neurogrid.training.data.blob_files import PIECE_LIMITS, OfferedFiles
 from neurogrid.training.data.blobs import Providers, SliceStore
+from neurogrid.training.data.manifest import Manifest
 from neurogrid.training.leading.board import RunBoard
 from neurogrid.training.leading.chains.keeper import ChainKeeper
 from neurogrid.training.leading.chains.leader import ChainLeader
 from neurogrid.training.leading.chains.numbers import chain_numbers
+from neurogrid.training.leading.chains.rates import StepRates
 from neurogrid.training.leading.chains.state import ChainState
 from neurogrid.training.leading.chains.weights import ChainWeights
+from neurogrid.training.leading.changes import WantedChanges
 from neurogrid.training.leading.data import LeaderSlices, data_of
 from neurogrid.training.leading.facts import RunFacts
 from neurogrid.training.leading.model_data import first_data
@@ -43,6 +47,7 @@ from neurogrid.training.leading.opening import (
 )
 from neurogrid.training.leading.round_figures import RoundFigures
 from neurogrid.training.leading.settings import LeaderProgress, LeaderSettings
+from neurogrid.training.runs.changes import changed_run, run_at
 from neurogrid.training.runs.journal import Journal
 from neurogrid.training.runs.machine import Rules, RunMachine
 from neurogrid.training.runs.run_directory import RunDirectory
@@ -71,8 +76,7 @@ async def lead_chain(settings: LeaderSettings, progress: LeaderProgress, board: 
     directory = RunDirectory(settings.directory)
     directory.path.mkdir(parents=True, exist_ok=True)
     run = settings.run
-    # A step is a round, of one member that is the whole chain.
-    as_steps = replace(run, outer=OuterSection.of("data_parallel"))
+    as_steps = _as_steps(run)
     async with AsyncExitStack() as stack:
         identity = Identity.load(settings.identity_file)
         journal = stack.enter_context(Journal.open(directory.journal, identity))
@@ -82,9 +86,8 @@ async def lead_chain(settings: LeaderSettings, progress: LeaderProgress, board: 
         prepare = data_of if journal.entries else first_data
         data = await prepare(run, directory, settings.model, progress)
         board.tokens_per_sample = data.manifest.tokens_per_sample
-        rules: Rules = replace(
-            rules_of(as_steps, data.manifest), min_members=1, max_members=1, projected=False
-        )
+        rules_for = partial(_rules_for, manifest=data.manifest)
+        rules = rules_for(run)
         run_id = begin_journal(journal, run, data.manifest, identity)
         directory.run_file.write_text(run.text(), encoding="utf-8")
         checkpoint = latest_of(directory)
@@ -150,6 +153,7 @@ async def lead_chain(settings: LeaderSettings, progress: LeaderProgress, board: 
             figures,
             seconds=lines[-1].get("seconds", 0.0) if lines else 0.0,
         )
+        machine = RunMachine(rules, state, lambda values: rules_for(changed_run(run, values)))
         leader = ChainLeader(
             host,
             exchange,
@@ -162,7 +166,7 @@ async def lead_chain(settings: LeaderSettings, progress: LeaderProgress, board: 
                 weights.num_elements,
                 run.members.memory,
             ),
-            RunMachine(rules, state),
+            machine,
             weights,
             kept,
             keeper,
@@ -171,7 +175,10 @@ async def lead_chain(settings: LeaderSettings, progress: LeaderProgress, board: 
             BatchReader(run.model.kind, built),
             sizes,
             numbers,
+            WantedChanges(directory.changes, run, machine, progress),
+            StepRates(partial(run_at, run, state.changes), rules_for),
             progress,
+            total_steps=rules.total_steps,
             wait=settings.wait,
         )
         stack.enter_context(board.watching(leader.look))
@@ -183,6 +190,16 @@ async def lead_chain(settings: LeaderSettings, progress: LeaderProgress, board: 
             await leader.run()
             nursery.cancel_scope.cancel()
         return keeper.finish(kept.step)
+
+
+def _as_steps(run: RunFile) -> RunFile:
+    """A step is a round, of one member that is the whole chain."""
+    return replace(run, outer=OuterSection.of("data_parallel"))
+
+
+def _rules_for(run: RunFile, manifest: Manifest) -> Rules:
+    rules = rules_of(_as_steps(run), manifest)
+    return replace(rules, min_members=1, max_members=1, projected=False)
 
 
 def _begun_with(model: Path, config: dict[str, Any], run: RunFile, directory: RunDirectory) -> Path:

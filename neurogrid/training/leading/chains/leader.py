@@ -40,13 +40,17 @@ from neurogrid.training.leading.chains.arranging import Arranger
 from neurogrid.training.leading.chains.chain import Chain, ChainBroken
 from neurogrid.training.leading.chains.keeper import ChainKeeper
 from neurogrid.training.leading.chains.members import ChainMembers, ChainWorker
+from neurogrid.training.leading.chains.rates import StepRates
 from neurogrid.training.leading.chains.state import ChainState
 from neurogrid.training.leading.chains.weights import ChainWeights
+from neurogrid.training.leading.changes import WantedChanges
 from neurogrid.training.leading.data import LeaderSlices
 from neurogrid.training.leading.facts import RunFacts
 from neurogrid.training.leading.look import LeaderLook, StageLook
 from neurogrid.training.leading.settings import LeaderProgress
+from neurogrid.training.runs.changes import run_at
 from neurogrid.training.runs.machine import Outcome, RunMachine
+from neurogrid.training.runs.run_file import RunFile
 from neurogrid.training.runs.state import Occupant, Phase
 from neurogrid.training.stages.chain_estimate import ChainNumbers, fitting_micro_batches
 from neurogrid.training.stages.cutting import StageSizes
@@ -86,6 +90,8 @@ _LONGEST_STEPS: Final = 10.0
 _STEP_SECONDS: Final = 120.0
 # How much the last step counts in what a micro-batch takes a member.
 _LATEST: Final = 0.3
+# Seconds between looks at how long the run may take.
+_HOURS_LOOK: Final = 10.0
 # Steps in a row that may come to nothing.
 _MAX_NOT_FINITE: Final = 5
 
@@ -106,7 +112,10 @@ class ChainLeader:
         reader: of batches.
         sizes: what stages take.
         numbers: of the model.
+        changes: that somebody wants.
+        rates: of steps.
         progress: is told what people may want to see.
+        total_steps: of the run file's schedule.
         wait: seconds that members are waited for.
     """
 
@@ -125,21 +134,25 @@ class ChainLeader:
         reader: BatchReader,
         sizes: StageSizes,
         numbers: ChainNumbers,
+        changes: WantedChanges,
+        rates: StepRates,
         progress: LeaderProgress,
         *,
+        total_steps: int,
         wait: float,
     ) -> None:
         self._host, self._exchange, self._transfers = host, exchange, transfers
         self._facts, self._machine = facts, machine
         self._state, self._keeper = state, keeper
         self._slices, self._manifest, self._reader = slices, manifest, reader
+        self._changes, self._rates = changes, rates
         self._progress, self._numbers = progress, numbers
         self._members = ChainMembers(
             host,
             exchange,
             facts,
             progress,
-            total_steps=machine.rules.total_steps,
+            total_steps=total_steps,
             on_no_memory=self._take_smaller,
         )
         self._arranger = Arranger(self._members, facts, weights, state, sizes, progress, wait=wait)
@@ -262,6 +275,7 @@ class ChainLeader:
             if step >= state.round:
                 if state.phase is Phase.ENDED:
                     break
+                self._take_changes()
                 (work, *_) = self._machine.works(state.occupied()[0].number)
                 self._since[state.round] = work.ranges
             await self._arranger.prepare(chain)
@@ -278,6 +292,16 @@ class ChainLeader:
                 return await self._arranger.hand_over(chain, list(joined), pieces, providers)
         return chain
 
+    def _take_changes(self) -> None:
+        """Have what is changed hold from the next step on."""
+        if self._changes.take():
+            self._keeper.write(self._machine.drain())
+        self._members.grace = self._run_at(self._machine.state.round + 1).outer.grace
+
+    def _run_at(self, round_: int) -> RunFile:
+        """The run file as it holds in a round."""
+        return run_at(self._facts.run_file, self._machine.state.changes, round_)
+
     # A step
 
     async def _make_step(self, chain: Chain, step: int, *, is_new: bool) -> dict[str, int]:
@@ -291,9 +315,10 @@ class ChainLeader:
         faults = [each.not_finite for each in done if each.not_finite]
         if is_new:
             self._decide(step, done, norm, faults)
-            self._keeper.told[step + 1] = _figures(chain, step, norm)
+            figures = _figures(chain, step, norm)
+            self._keeper.told[step + 1] = {**figures, "lr": self._rates.rate(step)}
         is_last = self._machine.state.phase is Phase.ENDED and step + 1 == self._machine.state.round
-        run = self._facts.run_file
+        run = self._run_at(step + 1)
         every = run.layout.steps_between_states(has_adapter=run.adapter.r > 0)
         is_due = (step + 1) % every == 0 or (step + 1) % run.checkpoints.every == 0
         keeps = is_last or is_due
@@ -324,6 +349,7 @@ class ChainLeader:
         chain.is_decided = True
         broken: ChainBroken | None = None
         offering = chain.peers if keeps else self._providers(chain, joined)
+        rate, clip = self._rates.changed(step)
         for peer_id in chain.peers:
             apply = Apply(
                 run=self._facts.run_id,
@@ -332,6 +358,8 @@ class ChainLeader:
                 norm=norm,
                 is_applied=is_applied,
                 keeps=peer_id in offering,
+                rate=rate,
+                clip=clip,
             )
             try:
                 await self._tell(peer_id, RunMessage.APPLY, apply.encode())
@@ -388,7 +416,8 @@ class ChainLeader:
 
     async def _compute(self, chain: Chain, step: int, batch: Batch, *, is_evaluation: bool) -> None:
         """Send a batch through the chain, and wait until all stages have told."""
-        wanted = min(self._wanted_micro_batches(chain), batch.num_samples)
+        run = self._run_at(step if is_evaluation else step + 1)
+        wanted = min(self._wanted_micro_batches(run, chain), batch.num_samples)
         pieces = list(batch.pieces(-(-batch.num_samples // wanted)))
         chain.step, chain.is_decided = step, False
         for peer in chain.peers:
@@ -450,14 +479,13 @@ class ChainLeader:
                 before = worker.pace
                 worker.pace = now if before is None else before + _LATEST * (now - before)
 
-    def _wanted_micro_batches(self, chain: Chain) -> int:
+    def _wanted_micro_batches(self, run: RunFile, chain: Chain) -> int:
         """Of a whole batch: as many as leave room in what members lend, more once memory was full."""
         lent = [
             min((m for peer in stage if (m := self._members.get(peer).memory)), default=0)
             for stage in chain.stages
         ]
         widths = list(map(len, chain.stages))
-        run = self._facts.run_file
         fitting = fitting_micro_batches(run, self._numbers, chain.bounds, lent, widths)
         return max(fitting, self._num_micro_batches)
 
@@ -550,7 +578,7 @@ class ChainLeader:
 
     async def _note_step(self, chain: Chain, step: int, *, is_last: bool) -> None:
         """Figures of a step, evaluation and checkpoint."""
-        run, round_ = self._facts.run_file, step + 1
+        run, round_ = self._run_at(step + 1), step + 1
         is_evaluated = run.eval.every and self._manifest.held_out
         if is_evaluated and (is_last or round_ % run.eval.every == 0):
             loss = await self._evaluate(chain, round_, is_last=is_last)
@@ -563,7 +591,7 @@ class ChainLeader:
 
     async def _evaluate(self, chain: Chain, step: int, *, is_last: bool) -> float | None:
         """The mean loss of the held-out samples; None where they are not to be had."""
-        left, total, labels = self._facts.run_file.eval.samples, 0.0, 0
+        left, total, labels = self._run_at(step).eval.samples, 0.0, 0
         at_once = self._machine.rules.batch_samples
         try:
             for info in self._manifest.held_out:
@@ -595,7 +623,8 @@ class ChainLeader:
         """The memory of a member is full: have a batch cut into twice as many micro-batches, if it can be."""
         samples = self._machine.rules.batch_samples
         chain = self._chain or self._arranger.last
-        if chain is not None and (now := self._wanted_micro_batches(chain)) < samples:
+        run = self._run_at(self._machine.state.round + 1)
+        if chain is not None and (now := self._wanted_micro_batches(run, chain)) < samples:
             worker.num_failures -= 1
             self._num_micro_batches = min(2 * now, samples)
             self._progress.say(
@@ -632,11 +661,12 @@ class ChainLeader:
         return chain if peer_id in chain.peers and told.step == chain.step else None
 
     async def _watch_hours(self) -> None:
-        hours = self._facts.run_file.stop.hours
-        if hours is None:
-            return
-        while (left := 3600 * hours - self._keeper.seconds) > 0:
-            await trio.sleep(min(left, 60.0))
+        while True:
+            hours = self._run_at(self._machine.state.round + 1).stop.hours
+            left = math.inf if hours is None else 3600 * hours - self._keeper.seconds
+            if left <= 0:
+                break
+            await trio.sleep(min(left, _HOURS_LOOK))
         self._machine.stop(f"{hours:g} hours are over")
         self._keeper.write(self._machine.drain())
 

@@ -82,6 +82,7 @@ class ChainMembers:
 
     Attributes:
         changed: is set whenever one has said something, came, or was lost.
+        grace: seconds that one may say nothing.
     """
 
     def __init__(
@@ -97,6 +98,7 @@ class ChainMembers:
         self._on_no_memory = on_no_memory
         self._host, self._facts, self._progress = host, facts, progress
         self._total_steps = total_steps
+        self.grace = facts.run_file.outer.grace
         self._hiring = Hiring(exchange, facts.run_id)
         self._workers: dict[str, ChainWorker] = {}
         self._num_workers = 0
@@ -224,7 +226,7 @@ class ChainMembers:
 
     def is_silent(self, worker: ChainWorker) -> bool:
         """Whether it has said nothing for the grace of the run."""
-        grace = max(self._facts.run_file.outer.grace, 3 * HEARTBEAT)
+        grace = max(self.grace, 3 * HEARTBEAT)
         return trio.current_time() - worker.heard_at > grace
 
     def _is_usable(self, peer_id: str, worker: ChainWorker) -> bool:

@@ -18,7 +18,7 @@ from neurogrid.training.runs.run_file.section import Section, WrongValueError
 from neurogrid.training.runs.run_file.sections import METHODS, OuterSection
 from neurogrid.training.runs.run_file.values import shown
 
-__all__ = ["MAX_BYTES", "MAX_LINES", "RunFileError", "parse_run_file"]
+__all__ = ["MAX_BYTES", "MAX_LINES", "RunFileError", "check_keys", "parse_run_file"]
 
 MAX_BYTES: Final = 16 * 1024
 """Of a run file, which members are sent: six times what all keys take."""
@@ -77,7 +77,7 @@ def _table(text: str, name: str) -> dict[str, Any]:
 
 
 def _run_file(table: Mapping[str, Any], default_name: str) -> RunFile:
-    _check_keys(RunFile, table, [*RunFile.keys, *SECTIONS])
+    check_keys(RunFile, table, [*RunFile.keys, *SECTIONS])
     own = {key: table[key] for key in RunFile.keys if key in table}
     preset = own.get("preset", "")
     if not isinstance(preset, str):
@@ -96,7 +96,7 @@ def _section(section: type[Section], given: object, preset: Mapping[str, Any]) -
             f"{section.title} is a section, [{section.title}], not {shown(given)}",
             section.place_of(),
         )
-    _check_keys(section, given, section.keys)
+    check_keys(section, given, section.keys)
     for key in _needed(section):
         if key not in given:
             raise section.fault(key, f"is needed: {section.keys[key].says}")
@@ -118,7 +118,12 @@ def _needed(section: type[Section]) -> list[str]:
     ]
 
 
-def _check_keys(section: type[Section], given: Iterable[str], known: Iterable[str]) -> None:
+def check_keys(section: type[Section], given: Iterable[str], known: Iterable[str]) -> None:
+    """See that a section has all of these keys.
+
+    Raises:
+        WrongValueError: it has not; says which there are.
+    """
     for key in given:
         if key not in (names := list(known)):
             nearest = difflib.get_close_matches(key, names, n=3, cutoff=0.5)

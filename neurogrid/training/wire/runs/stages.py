@@ -82,6 +82,9 @@ _MAX_STEP_SECONDS: Final = 86_400.0
 
 # Squares of large numbers are larger: whatever is finite may be sent.
 _LARGEST: Final = sys.float_info.max
+# As run files have them.
+_MAX_RATE: Final = 1000.0
+_MAX_CLIP: Final = 1e9
 
 
 _CHAIN: Final = uint(MAX_U64, smallest=1)
@@ -350,6 +353,8 @@ class Apply(ControlPayload):
         is_applied: the optimiser makes a step; else the gradients are dropped, and the state has made a step all the
             same.
         keeps: the state after it is to be offered.
+        rate: the learning rate of this step; None for that of the run file's schedule.
+        clip: the norm that gradients are clipped to, 0 for no clipping; None for what the run file says.
     """
 
     run: bytes
@@ -358,6 +363,8 @@ class Apply(ControlPayload):
     norm: float
     is_applied: bool
     keeps: bool = False
+    rate: float | None = None
+    clip: float | None = None
 
     _map = Map(
         "Apply",
@@ -368,6 +375,8 @@ class Apply(ControlPayload):
             "norm": real(0.0, _LARGEST),
             "is_applied": BOOLEAN,
             "keeps": optional(BOOLEAN),
+            "rate": nullable(real(0.0, _MAX_RATE)),
+            "clip": nullable(real(0.0, _MAX_CLIP)),
         },
     )
 

@@ -1,0 +1,71 @@
+"""What somebody wants changed of a run that goes on: a file in its directory, which `neurogrid train change` writes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from neurogrid.errors import ConfigurationError
+from neurogrid.training.leading.settings import LeaderProgress
+from neurogrid.training.runs.changes import changed_run, differing, words_of
+from neurogrid.training.runs.entries import ChangedEntry
+from neurogrid.training.runs.machine import RunMachine
+from neurogrid.training.runs.run_directory import read_changes
+from neurogrid.training.runs.run_file import RunFile
+from neurogrid.training.runs.state import Phase
+
+__all__ = ["WantedChanges"]
+
+
+class WantedChanges:
+    """Has a machine take in what is due, and what a file says that is not so yet.
+
+    Args:
+        path: of the file, which need not be there.
+        run: the run file.
+        machine: of the run.
+        progress: is told what is changed, and what is wrong with the file.
+    """
+
+    def __init__(
+        self, path: Path, run: RunFile, machine: RunMachine, progress: LeaderProgress
+    ) -> None:
+        self._path, self._run, self._machine, self._progress = path, run, machine, progress
+        self._seen: tuple[int, ...] = ()
+
+    def take(self) -> bool:
+        """Take in what there is, where the run is between two rounds; whether something was changed."""
+        found = self._machine.change_due()
+        try:
+            if (entry := self._take_wanted()) is not None:
+                found.append(entry)
+        except ConfigurationError as exc:
+            self._progress.warn(f"{self._path} changes nothing: {exc}")
+        for each in found:
+            self._progress.say(told(each, self._run))
+        return bool(found)
+
+    def _take_wanted(self) -> ChangedEntry | None:
+        try:
+            stat = self._path.stat()
+        except OSError:
+            return None
+        seen = stat.st_mtime_ns, stat.st_size, stat.st_ino
+        if seen == self._seen:
+            return None
+        self._seen = seen
+        state = self._machine.state
+        before = changed_run(self._run, state.changes.last)
+        changes = differing(before, changed_run(before, words_of(read_changes(self._path))))
+        if not changes:
+            return None
+        if state.phase not in (Phase.WAITING, Phase.TRAINING):
+            raise ConfigurationError("the run is at its end")
+        self._machine.check({**state.changes.last, **dict(changes)})
+        return self._machine.change(changes)
+
+
+def told(entry: ChangedEntry, run: RunFile) -> str:
+    """What is changed, for people."""
+    what = "step" if run.is_chain else "round"
+    values = ", ".join(f"{key} = {value}" for key, value in entry.changes)
+    return f"from {what} {entry.round} on: {values}"
