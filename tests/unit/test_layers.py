@@ -297,6 +297,7 @@ HOUSE = (
     ),
     training(".leading.model_numbers", frozenset({"torch", "transformers", "huggingface_hub"})),
     training(".leading.round_figures", frozenset()),
+    training(".leading.changes", frozenset()),
     training(".leading.chains.state", frozenset({"trio"})),
     # What stages begin with, and what becomes of what they have learned: models in files.
     Room(

@@ -17,6 +17,7 @@ import trio
 from neurogrid.cli.commands import train, worker
 from neurogrid.cli.commands.main import COMMANDS, parse
 from neurogrid.cli.commands.train import TrainingLines, _judge_directory, _take_cluster, told
+from neurogrid.cli.commands.train_change import change
 from neurogrid.cli.commands.train_files import status
 from neurogrid.cli.commands.train_model import check_paths, place_of, run_directory
 from neurogrid.cli.commands.worker import take_work
@@ -27,7 +28,7 @@ from neurogrid.hub.names import ModelName
 from neurogrid.model.embedded import embedded_model_path
 from neurogrid.p2p.hosts.identity import Identity
 from neurogrid.p2p.trust import DirectoryInUseError
-from neurogrid.training.runs.entries import StoppingEntry
+from neurogrid.training.runs.entries import ChangedEntry, EndEntry, ResumedEntry, StoppingEntry
 from neurogrid.training.runs.journal import Journal
 from neurogrid.training.runs.run_directory import RunDirectory
 from neurogrid.training.runs.run_file import parse_run_file
@@ -119,6 +120,7 @@ def test_what_is_prepared() -> None:
         (["train", "check", "run.toml", "--speed", "0"], "0 is not above zero"),
         (["train", "check", "run.toml", "--bandwidth", "fast"], "'fast' is no size"),
         (["train", "export", "a"], "OUT"),
+        (["train", "change", "a"], "KEY=VALUE"),
     ],
 )
 def test_a_mistake_is_one_line(
@@ -295,6 +297,48 @@ def test_status_says_what_the_journal_proves(
     assert rows(tmp_path, capsys)["journal"].endswith("and 3 more")
     (tmp_path / "journal").write_text("altered\n")
     assert "line 1 does not say whose journal" in rows(tmp_path, capsys)["journal"]
+
+
+def change_run(directory: Path, *words: str) -> None:
+    options = parsed("train", "change", str(directory), *words)
+    assert trio.run(change, options, Screen()) == 0
+
+
+def test_a_run_is_changed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(ConfigurationError, match="has no run in it"):
+        change_run(tmp_path, "inner.lr=1e-4")
+    directory = RunDirectory(tmp_path)
+    run = parse_run_file(LEAST + "[layout]\nstages = 2\n", name="tiny.toml")
+    directory.run_file.write_text(run.text())
+    line = {"step": 20, "tokens": 400_000, "round": 20, "members": 1, "stages": 2, "seconds": 9.0}
+    directory.metrics.write_text(json.dumps(line) + "\n")
+    change_run(tmp_path, "inner.lr=1e-4", "stop.tokens=800_000")
+    told = capsys.readouterr()
+    assert told.out == "[inner]\nlr = 0.0001\n[stop]\ntokens = 800000\n"
+    assert "before the next step, or with --resume" in told.err
+    # What is wanted later goes with what is wanted already; what is wrong changes nothing.
+    change_run(tmp_path, "eval.every=9")
+    with pytest.raises(ConfigurationError, match="lr is a number above 0"):
+        change_run(tmp_path, "inner.lr=0")
+    text = "[eval]\nevery = 9\n\n[inner]\nlr = 0.0001\n\n[stop]\ntokens = 800000\n"
+    assert directory.changes.read_text() == text
+    capsys.readouterr()
+    told_rows = rows(tmp_path, capsys)
+    assert told_rows["wanted"] == "eval.every = 9, inner.lr = 0.0001, stop.tokens = 800000"
+    assert told_rows["stops"] == "2,000,000 tokens (20%)"
+    leader = Identity.generate()
+    with Journal.open(directory.journal, leader) as journal:
+        journal.append(replace(RUN, leader=leader.peer_id))
+        journal.append(ChangedEntry(1, (("inner.lr", "0.0001"), ("stop.tokens", "800000"))))
+        told_rows = rows(tmp_path, capsys)
+        changed = "from step 1 on: inner.lr = 0.0001, stop.tokens = 800000"
+        assert (told_rows["changed"], told_rows["wanted"]) == (changed, "eval.every = 9")
+        assert told_rows["stops"] == "800,000 tokens (50%)"
+        journal.append(EndEntry("800,000 tokens"))
+        with pytest.raises(ConfigurationError, match="has ended: 800,000 tokens"):
+            change_run(tmp_path, "inner.lr=1e-5")
+        journal.append(ResumedEntry(0))
+        change_run(tmp_path, "inner.lr=1e-5")
 
 
 def test_check_prints_a_run_file_and_what_it_takes(tmp_path: Path) -> None:

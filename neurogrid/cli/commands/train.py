@@ -15,6 +15,7 @@ import trio
 
 from neurogrid.cli.commands.cluster import add_ticket_options
 from neurogrid.cli.commands.coordinator_options import CLUSTER_WAIT
+from neurogrid.cli.commands.train_change import add_change_options, change
 from neurogrid.cli.commands.train_check import add_check_options, check
 from neurogrid.cli.commands.train_files import (
     add_export_options,
@@ -62,6 +63,7 @@ if TYPE_CHECKING:
     from neurogrid.training.runs.run_directory import RunDirectory
 
 __all__ = [
+    "add_change_options",
     "add_check_options",
     "add_data_options",
     "add_export_options",
@@ -167,6 +169,7 @@ def run(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
     prepare_threads(options)
     screen = set_up_logging(options.log_level, as_json=options.json_logs)
     ends = {
+        "change": change,
         "check": check,
         "prepare": prepare,
         "export": export,

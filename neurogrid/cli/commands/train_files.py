@@ -24,8 +24,9 @@ from neurogrid.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from neurogrid.cli.terminal.screen import Screen
+    from neurogrid.training.runs.changes import Changes
     from neurogrid.training.runs.run_directory import Figures, RunDirectory
-    from neurogrid.training.runs.run_file import StopSection
+    from neurogrid.training.runs.run_file import RunFile, StopSection
 
 __all__ = [
     "add_export_options",
@@ -233,8 +234,11 @@ async def status(options: argparse.Namespace, screen: Screen) -> int:
 
 
 def _rows(directory: RunDirectory, *, now: float) -> Iterator[tuple[str, str]]:
+    from neurogrid.training.runs.changes import run_at
+
     run = directory.read_run()
     directory.check_checkpoints()
+    changes = _changes(directory)
     yield "run", f"{run.name}, {run.model.config} on {run.data.path}"
     lines = directory.figures()
     if not lines:
@@ -268,12 +272,43 @@ def _rows(directory: RunDirectory, *, now: float) -> Iterator[tuple[str, str]]:
     if len(timed) > 1 and (seconds := timed[-1]["seconds"] - timed[0]["seconds"]) > 0:
         num_tokens = timed[-1]["tokens"] - timed[0]["tokens"]
         yield "speed", f"{num_tokens / seconds:,.0f} tokens a second, of all members"
-    yield "stops", ", ".join(_goals(run.stop, last))
+    stop = run_at(run, changes, int(last.get("round", 0)) + 1).stop
+    yield "stops", ", ".join(_goals(stop, last))
+    yield from _changed(directory, run, changes)
     steps = directory.steps()
     newest = directory.checkpoints / f"step-{steps[-1]}" if steps else None
     yield "checkpoint", f"{newest}, of {len(steps)}" if newest is not None else "none yet"
     yield from _judged(directory)
     yield "as of", f"{max(0.0, now - directory.metrics.stat().st_mtime):.0f} s ago"
+
+
+def _changes(directory: RunDirectory) -> Changes:
+    """What was changed of the run, as far as its journal can be read."""
+    from neurogrid.training.runs.changes import Changes
+    from neurogrid.training.runs.journal import read_journal
+
+    try:
+        recorded = read_journal(directory.journal) if directory.has_run else ()
+    except ConfigurationError:  # which is told of the journal
+        recorded = ()
+    return Changes.of(each.entry for each in recorded)
+
+
+def _changed(directory: RunDirectory, run: RunFile, changes: Changes) -> Iterator[tuple[str, str]]:
+    """What was changed of the run, and what is wanted and not so yet."""
+    from neurogrid.training.runs.changes import changed_run, differing, told, words_of
+    from neurogrid.training.runs.run_directory import read_changes
+
+    if changes.made:
+        yield "changed", "; ".join(told(each, run) for each in changes.made)
+    before = changed_run(run, changes.last)
+    try:
+        wanted = differing(before, changed_run(before, words_of(read_changes(directory.changes))))
+    except ConfigurationError as exc:
+        yield "wanted", f"nothing: {exc}"
+        return
+    if wanted:
+        yield "wanted", ", ".join(f"{key} = {value}" for key, value in wanted)
 
 
 def _judged(directory: RunDirectory) -> Iterator[tuple[str, str]]:

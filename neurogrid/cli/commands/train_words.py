@@ -5,6 +5,7 @@
     neurogrid train prepare SOURCE OUT  make a data set
     neurogrid train data DIR            serve one to the members of a run
     neurogrid train status DIR          how far a run is
+    neurogrid train change DIR KEY=VALUE    change what a run goes by
     neurogrid train export DIR OUT      write its model
     neurogrid train testnet RUN.toml    try it on this machine, with workers that are killed
 
@@ -17,6 +18,7 @@ from typing import Final
 
 from neurogrid.cli.commands.command import Command
 from neurogrid.cli.commands.train import (
+    add_change_options,
     add_check_options,
     add_data_options,
     add_export_options,
@@ -96,6 +98,23 @@ TRAIN_COMMANDS: Final = (
         (("train status runs/run", "rounds, loss, speed, and the newest checkpoint"),),
         add_status_options,
         {"word": "status"},
+    ),
+    Command(
+        "train change",
+        "DIR KEY=VALUE...",
+        "change a run while it goes on",
+        "Change values of a run file while the run goes on. Its leader takes them in before the next step, or when it "
+        "is started again with --resume, and says so in the journal.",
+        (),
+        (
+            ("train change runs/run inner.lr=1e-4", "of a model in stages: another learning rate"),
+            (
+                "train change runs/run stop.steps=500 eval.every=20",
+                "another end, fewer evaluations",
+            ),
+        ),
+        add_change_options,
+        {"word": "change"},
     ),
     Command(
         "train export",

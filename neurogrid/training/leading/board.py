@@ -33,6 +33,7 @@ from neurogrid.training.leading.status import (
     StageStatus,
 )
 from neurogrid.training.runs.alarms import Alarm, AlarmKind, MemberFacts, Waiting, find_alarms
+from neurogrid.training.runs.changes import run_at
 from neurogrid.training.runs.entries import (
     BeganEntry,
     CheckpointEntry,
@@ -503,7 +504,8 @@ class RunBoard(QuietProgress):
             return None, None
         if look.state.phase is Phase.ENDED:
             return 1.0, 0.0
-        state, rules, stop = look.state, look.rules, self.run_file.stop
+        state, rules = look.state, look.rules
+        stop = run_at(self.run_file, state.changes, state.round + 1).stop
         parts, left = [], []
         if rules.max_samples:
             parts.append(state.num_used / rules.max_samples)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from neurogrid.errors import ConfigurationError
 from neurogrid.training.leading.settings import LeaderProgress
-from neurogrid.training.runs.changes import changed_run, differing, words_of
+from neurogrid.training.runs.changes import changed_run, differing, told, words_of
 from neurogrid.training.runs.entries import ChangedEntry
 from neurogrid.training.runs.machine import RunMachine
 from neurogrid.training.runs.run_directory import read_changes
@@ -62,10 +62,3 @@ class WantedChanges:
             raise ConfigurationError("the run is at its end")
         self._machine.check({**state.changes.last, **dict(changes)})
         return self._machine.change(changes)
-
-
-def told(entry: ChangedEntry, run: RunFile) -> str:
-    """What is changed, for people."""
-    what = "step" if run.is_chain else "round"
-    values = ", ".join(f"{key} = {value}" for key, value in entry.changes)
-    return f"from {what} {entry.round} on: {values}"

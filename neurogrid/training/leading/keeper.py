@@ -81,6 +81,7 @@ class Keeper:
         directory: of the run.
         run_id: 16 bytes.
         run: the run file.
+        run_at: it as it holds in a round.
         journal: that is open.
         trainer: for evaluation, and to write the model.
         manifest, data: of the data, and where they lie.
@@ -96,6 +97,7 @@ class Keeper:
         directory: RunDirectory,
         run_id: bytes,
         run: RunFile,
+        run_at: Callable[[int], RunFile],
         journal: Journal,
         trainer: Trainer,
         manifest: Manifest,
@@ -108,7 +110,7 @@ class Keeper:
         seconds: float = 0.0,
     ) -> None:
         self._directory, self._run_id = directory, run_id
-        self._run, self._journal = run, journal
+        self._run, self._run_at, self._journal = run, run_at, journal
         self._trainer, self._manifest, self._data = trainer, manifest, data
         self._slices, self._fetch_state, self._progress = slices, fetch_state, progress
         self._began, self._seconds_before = trio.current_time(), seconds
@@ -148,7 +150,8 @@ class Keeper:
             digests: of members' weights after a round, that were told since the last call: how many were those of the
                 leader, and how many were not.
         """
-        run, round_ = self._run, outer.round
+        round_ = outer.round
+        run = self._run_at(round_)
         is_last = state.phase is Phase.ENDED and round_ == state.round
         is_checkpoint = is_last or (
             state.phase is Phase.TRAINING and round_ % run.checkpoints.every == 0
@@ -269,7 +272,7 @@ class Keeper:
 
     async def _evaluate(self, job: _Job, weights: Tensor) -> None:
         try:
-            ranges = await self._held_out()
+            ranges = await self._held_out(int(job.figures["round"]))
         except NeuroGridError as exc:
             self._progress.say(f"round {job.figures['round']} was not evaluated: {exc}")
             return
@@ -284,8 +287,8 @@ class Keeper:
         if evaluation.accuracy is not None:
             job.figures["eval_accuracy"] = round(evaluation.accuracy, 6)
 
-    async def _held_out(self) -> list[FileRange]:
-        left, ranges = self._run.eval.samples, []
+    async def _held_out(self, round_number: int) -> list[FileRange]:
+        left, ranges = self._run_at(round_number).eval.samples, []
         for info in self._manifest.held_out:
             if left <= 0:
                 break

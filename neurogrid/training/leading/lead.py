@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from contextlib import AsyncExitStack
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -23,6 +24,7 @@ from neurogrid.training.data.blob_files import OfferedFiles, fetch_file
 from neurogrid.training.data.blobs import Providers, SliceStore
 from neurogrid.training.leading.board import RunBoard
 from neurogrid.training.leading.chains.lead import lead_chain
+from neurogrid.training.leading.changes import WantedChanges
 from neurogrid.training.leading.data import LeaderSlices, data_of
 from neurogrid.training.leading.facts import RunFacts
 from neurogrid.training.leading.keeper import Keeper
@@ -43,6 +45,7 @@ from neurogrid.training.leading.round_figures import RoundFigures
 from neurogrid.training.leading.settings import LeaderProgress, LeaderSettings
 from neurogrid.training.leading.sources import Sources
 from neurogrid.training.leading.tracking import open_tracking
+from neurogrid.training.runs.changes import changed_run, run_at
 from neurogrid.training.runs.estimate import member_bytes
 from neurogrid.training.runs.journal import Journal
 from neurogrid.training.runs.machine import RunMachine
@@ -183,6 +186,7 @@ async def _lead(
             directory,
             run_id,
             run,
+            partial(run_at, run, state.changes),
             journal,
             trainer,
             data.manifest,
@@ -192,6 +196,9 @@ async def _lead(
             progress,
             figures,
             seconds=lines[-1].get("seconds", 0.0) if lines else 0.0,
+        )
+        machine = RunMachine(
+            rules, state, lambda values: rules_of(changed_run(run, values), data.manifest)
         )
         leader = Leader(
             host,
@@ -204,11 +211,13 @@ async def _lead(
                 trainer.layout.num_elements,
                 max(run.members.memory, member_bytes(run.inner, trainer.layout.num_elements)),
             ),
-            RunMachine(rules, state),
+            machine,
             outer,
             keeper,
             sources,
+            WantedChanges(directory.changes, run, machine, progress),
             progress,
+            total_steps=rules.total_steps,
             wait=settings.wait,
             resume_at=int(checkpoint.state["round"]) if checkpoint is not None else 0,
             saved=saved,

@@ -38,6 +38,7 @@ from neurogrid.training.averaging.groups import (
     RoundTimeout,
     open_group,
 )
+from neurogrid.training.leading.changes import WantedChanges
 from neurogrid.training.leading.digests import WeightDigests
 from neurogrid.training.leading.facts import RunFacts
 from neurogrid.training.leading.group_watch import GroupWatch
@@ -47,6 +48,7 @@ from neurogrid.training.leading.look import LeaderLook, PeerLook
 from neurogrid.training.leading.settings import LeaderProgress
 from neurogrid.training.leading.sources import Sources
 from neurogrid.training.leading.waiting import watch_members
+from neurogrid.training.runs.changes import run_at
 from neurogrid.training.runs.machine import Outcome as Decision
 from neurogrid.training.runs.machine import RunMachine
 from neurogrid.training.runs.outer_state import RunWeights
@@ -93,6 +95,8 @@ _GRACES_UNTIL_LOST: Final = 3
 _UNTIL_LOST: Final = 30.0
 # Seconds that the members of a group that was lost have to take their seats again.
 _RETURN: Final = 30.0
+# Seconds between looks at how long the run may take.
+_HOURS_LOOK: Final = 10.0
 # Times that a member may fail before it is not asked again.
 _MAX_FAILURES: Final = 3
 
@@ -133,7 +137,9 @@ class Leader:
         state: the common weights.
         keeper: what is kept on disk: journal, metrics, checkpoints.
         sources: nodes that have the data.
+        changes: that somebody wants.
         progress: is told what people may want to see.
+        total_steps: of the schedule that members go by.
         wait: seconds that vacant seats are waited for; fewer with a group that follows one that was lost.
         resume_at: the round of the newest checkpoint; 0 where there is none.
         saved: optimisers that members fetch here, by seat.
@@ -149,8 +155,10 @@ class Leader:
         state: RunWeights,
         keeper: Keeper,
         sources: Sources,
+        changes: WantedChanges,
         progress: LeaderProgress,
         *,
+        total_steps: int,
         wait: float,
         resume_at: int = 0,
         saved: Mapping[int, bytes] | None = None,
@@ -158,7 +166,7 @@ class Leader:
     ) -> None:
         self._host, self._exchange, self._facts = host, exchange, facts
         self._machine, self._state, self._keeper = machine, state, keeper
-        self._sources = sources
+        self._sources, self._changes, self._total_steps = sources, changes, total_steps
         self._progress, self._wait = progress, wait
         self._resume_at, self._saved = resume_at, dict(saved or {})
         self._is_anew = is_anew
@@ -332,6 +340,7 @@ class Leader:
             nursery.start_soon(self._tell_orders)
             nursery.start_soon(self._give_up_vacant)
             nursery.start_soon(self._watch_hours)
+            nursery.start_soon(self._watch_changes)
             nursery.start_soon(
                 partial(
                     watch_members,
@@ -594,7 +603,7 @@ class Leader:
             kind=facts.run_file.model.kind,
             manifest=facts.manifest,
             num_parameters=facts.num_parameters,
-            total_steps=self._machine.rules.total_steps,
+            total_steps=self._total_steps,
             group=tuple(group.addresses[:16]),
             state=self._saved.pop(seat, b"") if held is None else b"",
         )
@@ -695,13 +704,21 @@ class Leader:
         self._write()
 
     async def _watch_hours(self) -> None:
-        hours = self._facts.run_file.stop.hours
-        if hours is None:
-            return
-        while (left := 3600 * hours - self._keeper.seconds) > 0:
-            await trio.sleep(min(left, 60.0))
+        while True:
+            state = self._machine.state
+            hours = run_at(self._facts.run_file, state.changes, state.round + 1).stop.hours
+            left = math.inf if hours is None else 3600 * hours - self._keeper.seconds
+            if left <= 0:
+                break
+            await trio.sleep(min(left, _HOURS_LOOK))
         self._machine.stop(f"{hours:g} hours are over")
         self._write()
+
+    async def _watch_changes(self) -> None:
+        while True:
+            if self._changes.take():
+                self._write()
+            await trio.sleep(HEARTBEAT)
 
     # Orders
 

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
-from neurogrid.training.runs.entries import ChangedEntry
+from neurogrid.training.runs.entries import ChangedEntry, Entry, ResumedEntry
 from neurogrid.training.runs.run_file import RunFile, WrongValueError
 from neurogrid.training.runs.run_file.parsing import check_keys
 from neurogrid.training.runs.run_file.run_file import SECTIONS
@@ -27,6 +27,7 @@ __all__ = [
     "changes_text",
     "differing",
     "run_at",
+    "told",
     "values_of",
     "words_of",
 ]
@@ -55,6 +56,17 @@ class Changes:
     def __init__(self) -> None:
         self.made: list[ChangedEntry] = []
         self.due: list[ChangedEntry] = []
+
+    @classmethod
+    def of(cls, entries: Iterable[Entry]) -> Changes:
+        """The changes that a journal has."""
+        changes = cls()
+        for entry in entries:
+            if isinstance(entry, ChangedEntry):
+                changes.take(entry)
+            elif isinstance(entry, ResumedEntry):
+                changes.take_back(entry.round)
+        return changes
 
     def take(self, entry: ChangedEntry) -> None:
         """Something was changed: anew, or what was due."""
@@ -164,6 +176,13 @@ def differing(before: RunFile, after: RunFile) -> tuple[tuple[str, str], ...]:
         if value != getattr(getattr(before, title), key):
             found.append((word, written(value)))
     return tuple(found)
+
+
+def told(entry: ChangedEntry, run: RunFile) -> str:
+    """What is changed, for people."""
+    what = "step" if run.is_chain else "round"
+    values = ", ".join(f"{key} = {value}" for key, value in entry.changes)
+    return f"from {what} {entry.round} on: {values}"
 
 
 def _place(run: RunFile, word: str) -> tuple[type[Section], str]:

@@ -96,6 +96,8 @@ class RunState:
         num_trained: rounds for which something was trained; others only sync.
         reason: why it stops, or has ended.
         changes: of its run file.
+        dealt_before: by the round of a change, how many rounds' works were dealt by then to one seat, and of how many
+            samples.
     """
 
     def __init__(
@@ -119,6 +121,7 @@ class RunState:
         self.num_trained = 0
         self.reason = ""
         self.changes = Changes()
+        self.dealt_before: dict[int, tuple[int, int]] = {}
         self._snapshots: dict[int, dict[str, Any]] = {}
         self._snapshots[0] = self._snapshot()
 
@@ -168,6 +171,8 @@ class RunState:
             self._decide(entry)
         elif isinstance(entry, ChangedEntry):
             self.changes.take(entry)
+            ahead = max((len(seat.works) for seat in self.seats.values()), default=0)
+            self.dealt_before[entry.round] = self.round + ahead, self.num_dealt
         elif isinstance(entry, StoppingEntry):
             self.phase, self.reason = Phase.FINISHING, entry.reason
         elif isinstance(entry, ResumedEntry):

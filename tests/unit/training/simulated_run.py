@@ -105,6 +105,7 @@ def rules(**changes: object) -> Rules:
 def drive(cluster: Cluster, data: st.DataObject) -> None:
     """Let anything happen to a run, and then bring it to its end."""
     events = ("join", "lose", "average", "late", "ahead", "restart", "resume", "speed", "again")
+    events = (*events, "change")
     for event in data.draw(st.lists(st.sampled_from(events), max_size=40)):
         peers = sorted(cluster.members)
         if event == "join" and cluster.machine.num_free:
@@ -113,6 +114,10 @@ def drive(cluster: Cluster, data: st.DataObject) -> None:
             cluster.average()
         elif event == "restart":
             cluster.restarted()
+        elif event == "change" and cluster.state.phase is not Phase.ENDED:
+            key = data.draw(st.sampled_from(("eval.every", "eval.samples")))
+            cluster.machine.change([(key, str(data.draw(st.integers(1, 9))))])
+            cluster.note()
         elif event == "resume" and cluster.state.phase is not Phase.ENDED:
             cluster.machine.resume(data.draw(st.integers(0, cluster.state.round)))
             cluster.members.clear()

@@ -14,6 +14,7 @@ from neurogrid.training.runs.audit import Audit, audit
 from neurogrid.training.runs.entries import (
     Assignment,
     BeganEntry,
+    ChangedEntry,
     CheckpointEntry,
     DealtEntry,
     EndEntry,
@@ -263,3 +264,42 @@ def test_whatever_is_altered_is_found(data: st.DataObject) -> None:
         st.sampled_from([doubled, left_out])
     )
     assert not audit(change(entries, at)).is_sound
+
+
+def changed() -> tuple[list[Entry], Cluster]:
+    """A run that was changed with round 3, and resumed after round 1."""
+    cluster = run_of()
+    cluster.join("a")
+    cluster.average()
+    cluster.average()
+    cluster.machine.change([("eval.every", "7")])
+    cluster.note()
+    cluster.average()
+    cluster.restarted()
+    cluster.machine.resume(1)
+    cluster.note()
+    cluster.index, cluster.round = 0, 1
+    cluster.join("a")
+    return [RUN, *cluster.journal], cluster
+
+
+def test_what_was_changed_comes_again_at_its_round() -> None:
+    _, cluster = changed()
+    entries = to_its_end(cluster)
+    assert audit(entries).is_sound
+    assert [e.round for e in entries if isinstance(e, ChangedEntry)] == [3, 3]
+    again = [n for n, entry in enumerate(entries) if isinstance(entry, ChangedEntry)][1]
+    without = [*entries[:again], *entries[again + 1 :]]
+    assert audit(without).problems[0] == "round 3 was made without what changed with round 3"
+
+
+@pytest.mark.parametrize("number", [1, 3, 9])
+def test_a_change_of_another_round_is_found(number: int) -> None:
+    entries, _ = changed()
+    found = audit([*entries, ChangedEntry(number, (("eval.every", "2"),))]).problems
+    assert found == (f"what changed with round {number} was changed after round 1",)
+
+
+def test_nothing_is_changed_after_the_end() -> None:
+    late = ChangedEntry(len(ROUNDS) + 1, (("eval.every", "2"),))
+    assert audit([*SOUND, late]).problems == ("changed comes after the end of the run",)

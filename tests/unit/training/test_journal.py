@@ -17,6 +17,7 @@ from neurogrid.training.data.dealing import SampleRange
 from neurogrid.training.runs.entries import (
     Assignment,
     BeganEntry,
+    ChangedEntry,
     CheckpointEntry,
     DealtEntry,
     EndEntry,
@@ -52,6 +53,7 @@ ENTRIES: tuple[Entry, ...] = (
     CheckpointEntry(20, 1),
     ResumedEntry(0),
     LeftEntry(0, "it was killed"),
+    ChangedEntry(1, (("inner.lr", "0.0001"), ("stop.steps", "500"))),
     StoppingEntry("2 hours are over"),
     EndEntry("2,000 tokens"),
 )

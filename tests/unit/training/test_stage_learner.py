@@ -138,12 +138,12 @@ class Chain:
             first.add_tied_gradient(theirs)
             last.add_tied_gradient(ours)
 
-    def apply(self, step: int) -> float:
+    def apply(self, step: int, **more: float) -> float:
         """The norm of the step."""
         self.exchange()
         norm = sum(stage.squared_norm() for stage in self.stages) ** 0.5
         for stage in self.stages:
-            stage.apply(step, norm)
+            stage.apply(step, norm, **more)
         return norm
 
     def step(self, step: int) -> float:
@@ -242,6 +242,18 @@ def test_what_is_not_clipped_has_the_bits_of_the_whole_model(family: str) -> Non
     chain = Chain(family, 1, 3, inner=inner)
     assert [chain.step(step) for step in range(NUM_STEPS)] == losses
     assert same(chain.weights(), expected)
+
+
+@pytest.mark.parametrize("clip", [0.0, 0.25])
+def test_a_rate_and_a_clip_that_are_told_are_those_of_a_run_file_that_has_them(clip: float) -> None:
+    other = replace(INNER, lr=3e-3, schedule="linear", clip=clip)
+    told, has = Chain("tied", 2), Chain("tied", 2, inner=other)
+    for step in range(NUM_STEPS):
+        assert told.compute(step) == has.compute(step)
+        norm = told.apply(step, rate=rates_of(other, 10)(step), clip=clip)
+        assert has.apply(step) == norm > clip
+    assert same_pieces(told.pieces(), has.pieces())
+    assert not same(told.weights(), Chain("tied", 2).weights())
 
 
 @pytest.mark.parametrize("family", ["tied", "dropout"])

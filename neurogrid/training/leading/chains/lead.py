@@ -47,7 +47,7 @@ from neurogrid.training.leading.opening import (
 )
 from neurogrid.training.leading.round_figures import RoundFigures
 from neurogrid.training.leading.settings import LeaderProgress, LeaderSettings
-from neurogrid.training.runs.changes import changed_run, run_at
+from neurogrid.training.runs.changes import changed_run
 from neurogrid.training.runs.journal import Journal
 from neurogrid.training.runs.machine import Rules, RunMachine
 from neurogrid.training.runs.run_directory import RunDirectory
@@ -176,7 +176,7 @@ async def lead_chain(settings: LeaderSettings, progress: LeaderProgress, board: 
             sizes,
             numbers,
             WantedChanges(directory.changes, run, machine, progress),
-            StepRates(partial(run_at, run, state.changes), rules_for),
+            StepRates(run, state, rules_for),
             progress,
             total_steps=rules.total_steps,
             wait=settings.wait,
