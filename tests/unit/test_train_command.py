@@ -71,6 +71,7 @@ def test_the_first_word_says_what_it_is() -> None:
         ("prepare", "a", "b"): "prepare",
         ("data", "d", "--join", "x"): "data",
         ("status", "d"): "status",
+        ("change", "d", "stop.steps=1"): "change",
         ("export", "d", "o"): "export",
         ("testnet", "run.toml"): "testnet",
     }.items():
@@ -78,7 +79,8 @@ def test_the_first_word_says_what_it_is() -> None:
     names = {each.name for each in COMMANDS if each.carrier is train}
     assert names == {
         "train",
-        *(f"train {w}" for w in ("check", "prepare", "data", "status", "export", "testnet")),
+        *(f"train {w}" for w in ("check", "prepare", "data", "status", "change")),
+        *(f"train {w}" for w in ("export", "testnet")),
     }
 
 
