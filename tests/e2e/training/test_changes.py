@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+from argparse import Namespace
 from pathlib import Path
 
 import pytest
 import torch
+import trio
 from torch import Tensor
 
+from neurogrid.cli.commands.train_change import change as change_run
+from neurogrid.cli.terminal.screen import Screen
 from neurogrid.training.data.slices import read_manifest, slice_path
 from neurogrid.training.optimizers.gradients import token_weighted_loss
 from neurogrid.training.runs.changes import Changes, run_at
@@ -31,8 +35,6 @@ from tests.e2e.training.run_processes import (
 from tests.e2e.training.test_chains import assert_same_bits, weights_of
 from tests.ports import free_port
 
-STOP = 40
-CHANGE = (f"stop.steps={STOP}", "inner.lr=0.1", "inner.clip=0.5", "inner.batch_tokens=512")
 # Far more steps than are made while somebody changes it.
 CHAIN = (
     RUN_FILE.replace("lr = 3e-3", 'lr = 0.3\noptimizer = "sgd"')
@@ -115,8 +117,10 @@ def test_a_run_that_is_changed_is_what_its_journal_says(tmp_path: Path) -> None:
         run.join("one")
         run.join("two")
         run.wait_round(5)
-        told = change(run, *CHANGE)
-        assert told.split("\n")[:4] == ["[inner]", "batch_tokens = 512", "clip = 0.5", "lr = 0.1"]
+        # In this process: a command of its own takes as long as many steps.
+        stop = run.rounds() + 40
+        words = [f"stop.steps={stop}", "inner.lr=0.1", "inner.clip=0.5", "inner.batch_tokens=512"]
+        trio.run(change_run, Namespace(directory=run.run, words=words), Screen())
         run.wait(lambda: bool(changed_entries(run)), "nothing was changed")
         (first,) = changed_entries(run)
         run.wait_round(first.round + 3)
@@ -126,11 +130,10 @@ def test_a_run_that_is_changed_is_what_its_journal_says(tmp_path: Path) -> None:
         last = run.end()
         assert changed_entries(run) == [first, first]
         assert f"from step {first.round} on: inner.batch_tokens = 512, inner.clip = 0.5" in run.log
-        end = max(STOP, first.round)
-        assert last.name == f"step-{end}"
+        assert last.name == f"step-{stop}"
         figures = run.figures()
         before, again = figures[:num_lines], figures[num_lines:]
-        assert [line["round"] for line in again] == list(range(1, end + 1))
+        assert [line["round"] for line in again] == list(range(1, stop + 1))
         for one, other in zip(before, again, strict=False):
             assert [one[key] for key in ("round", "loss", "gradient_norm", "lr")] == [
                 other[key] for key in ("round", "loss", "gradient_norm", "lr")
@@ -143,7 +146,7 @@ def test_a_run_that_is_changed_is_what_its_journal_says(tmp_path: Path) -> None:
         assert set(used_samples(run.run).values()) == {1}
         # What was dealt before was trained as it was dealt.
         sizes = [sum(each.num_samples for each in entry.ranges) for entry in rounds_of(run.run)]
-        assert sizes == [8] * (first.round + 1) + [16] * (end - first.round - 1)
+        assert sizes == [8] * (first.round + 1) + [16] * (stop - first.round - 1)
 
 
 def test_a_changed_run_whose_leader_is_killed_has_the_bits_of_one_that_was_not(
@@ -163,7 +166,8 @@ def test_a_changed_run_whose_leader_is_killed_has_the_bits_of_one_that_was_not(
         run.kill("one")
         run.kill("two")
         kept = int(next((run.run / "stages").glob("step-*[0-9]")).name.removeprefix("step-"))
-        change(run, f"stop.steps={kept + 20}", "inner.lr=0.1", "layout.micro_batches=4")
+        told = change(run, f"stop.steps={kept + 20}", "inner.lr=0.1", "layout.micro_batches=4")
+        assert told.splitlines()[:4] == ["[inner]", "lr = 0.1", "[layout]", "micro_batches = 4"]
         shutil.copytree(first, second)
         run.lead("--resume")
         run.join("one")
