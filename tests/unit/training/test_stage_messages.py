@@ -58,7 +58,8 @@ LONGEST = {
         widths=(MAX_CHAIN_MEMBERS // MAX_CHAIN_STAGES,) * MAX_CHAIN_STAGES,
     ),
     RunMessage.STAGE_REPORT: StageReport(
-        RUN, U64, "working", U64, "€" * 1024, U64, PEERS[0], NAMES, BLOBS, True
+        *(RUN, U64, "working", U64, "€" * 1024, U64, PEERS[0], NAMES, BLOBS, True),
+        *(MAX_MICRO_BATCHES, 0, MAX_MICRO_BATCHES),
     ),
     RunMessage.STEP: Step(
         RUN, U64, U64, MAX_MICRO_BATCHES, U64, True, bytes(MAX_MICRO_BATCHES * MAX_CHAIN_STAGES)
@@ -103,6 +104,8 @@ def order(**changes: object) -> StageOrder:
         StageReport(RUN, 1, "failed", 0),
         StageReport(RUN, 1, "training", 0),
         StageReport(RUN, 0, "ready", 0),
+        StageReport(RUN, 1, "working", 0, micro_batches=8, done=6, under_way=3),
+        StageReport(RUN, 1, "working", 0, micro_batches=MAX_MICRO_BATCHES + 1),
         Step(RUN, 1, 0, MAX_MICRO_BATCHES + 1, 1),
         Step(RUN, 1, 0, 1, 0),
         StepDone(RUN, 1, 0, float("nan")),
@@ -164,6 +167,8 @@ def orders(draw: st.DrawFn) -> StageOrder:
 def reports(draw: st.DrawFn) -> StageReport:
     state = draw(st.sampled_from(sorted(STAGE_STATES)))
     reason = draw(reasons)
+    micro_batches = draw(st.integers(0, MAX_MICRO_BATCHES))
+    done = draw(st.integers(0, micro_batches))
     return StageReport(
         draw(runs),
         draw(chain_numbers),
@@ -174,6 +179,9 @@ def reports(draw: st.DrawFn) -> StageReport:
         draw(st.just("") | peer_ids),
         *draw(pieces()),
         draw(st.booleans()),
+        micro_batches,
+        done,
+        draw(st.integers(0, micro_batches - done)),
     )
 
 

@@ -75,6 +75,7 @@ MAX_MICRO_BATCHES: Final = 1024
 MAX_STATE_PIECES: Final = 4096
 """Pieces of state in one message: four of each of a thousand layers."""
 
+_MICRO_BATCHES: Final = optional(uint(MAX_MICRO_BATCHES))
 _MAX_PIECE_CHARS: Final = 64
 # Of a checkpoint whose matrices have two hundred forms, layer by layer.
 _MAX_RECORD_BYTES: Final = 256 * 1024
@@ -215,6 +216,9 @@ class StageReport(ControlPayload):
         lost: the peer id of the neighbour that cannot be reached; empty for none.
         names, blobs: pieces of the state after `step` that can be fetched from it, as in `StageOrder`.
         holds: whether it can go on from the state after `step` in another chain that has the same layers for it.
+        micro_batches: of the step that is under way, those that go through this member; 0 where none is.
+        done: of those, that it has computed backward, or in an evaluation forward.
+        under_way: of those, that it has computed forward and has yet to compute backward.
     """
 
     run: bytes
@@ -227,6 +231,9 @@ class StageReport(ControlPayload):
     names: tuple[str, ...] = ()
     blobs: tuple[bytes, ...] = ()
     holds: bool = False
+    micro_batches: int = 0
+    done: int = 0
+    under_way: int = 0
 
     _map = Map(
         "StageReport",
@@ -241,12 +248,19 @@ class StageReport(ControlPayload):
             "names": _NAMES,
             "blobs": _BLOBS,
             "holds": optional(BOOLEAN),
+            "micro_batches": _MICRO_BATCHES,
+            "done": _MICRO_BATCHES,
+            "under_way": _MICRO_BATCHES,
         },
     )
 
     def _check(self) -> None:
         if self.state == "failed" and not self.reason:
             raise violation("StageReport has failed without a reason")
+        if self.done + self.under_way > self.micro_batches:
+            raise violation(
+                f"StageReport has {self.done} micro-batches done and {self.under_way} under way, of {self.micro_batches}"
+            )
         _check_pieces("StageReport", self.names, self.blobs)
 
 
