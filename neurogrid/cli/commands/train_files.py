@@ -260,13 +260,15 @@ def _rows(directory: RunDirectory, *, now: float) -> Iterator[tuple[str, str]]:
         at = f" at step {held_out[-1]['step']:g}" if "step" in held_out[-1] else ""
         yield "held out", f"{held_out[-1]['eval_loss']:.4f}{at}"
     yield (
-        ("stages", _counted(last, "stages"))
+        ("stages", _stages(last))
         if is_chain
         else (
             "members",
             _counted(last, "members"),
         )
     )
+    if is_chain and "waited" in last:
+        yield "waited", _waited(last)
     timed = [each for each in lines if {"tokens", "seconds"} <= each.keys()]
     timed = timed[-_NUM_TIMED:]  # the last rounds of a run train nothing: they sync what is left
     if len(timed) > 1 and (seconds := timed[-1]["seconds"] - timed[0]["seconds"]) > 0:
@@ -309,6 +311,19 @@ def _changed(directory: RunDirectory, run: RunFile, changes: Changes) -> Iterato
         return
     if wanted:
         yield "wanted", ", ".join(f"{key} = {value}" for key, value in wanted)
+
+
+def _stages(figures: Figures) -> str:
+    stages = _counted(figures, "stages")
+    return f"{stages}, of {figures['members']:g} members" if "members" in figures else stages
+
+
+def _waited(figures: Figures) -> str:
+    """What stages waited in the last step, and what of it is its order's."""
+    waited = f"{figures['waited']:.0%} of the last step"
+    if "bubble" not in figures:
+        return waited
+    return f"{waited}; {figures['bubble']:.0%} are to be waited by the order of micro-batches alone"
 
 
 def _judged(directory: RunDirectory) -> Iterator[tuple[str, str]]:

@@ -415,9 +415,9 @@ class RunBoard(QuietProgress):
     def _members(self, look: LeaderLook | None) -> tuple[MemberStatus, ...]:
         if look is None:
             return ()
-        stages = {stage.peer_id: (n, stage) for n, stage in enumerate(look.stages, 1)}
+        stages = {stage.peer_id: stage for stage in look.stages}
         found = [
-            _as_stage(self._member(look, peer), *stages[peer.peer_id])
+            _as_stage(self._member(look, peer), stages[peer.peer_id])
             if peer.peer_id in stages
             else self._member(look, peer)
             for peer in look.peers
@@ -575,16 +575,22 @@ def _state_of(peer: PeerLook) -> str:
     return peer.report.state if peer.report is not None else "asked"
 
 
-def _as_stage(member: MemberStatus, number: int, look: StageLook) -> MemberStatus:
+def _as_stage(member: MemberStatus, look: StageLook) -> MemberStatus:
     """A member that is a stage of a chain, as its own report has it."""
     report = look.report
-    stage = StageStatus(number, look.start, look.stop, waited=look.waited)
+    stage = StageStatus(look.number, look.start, look.stop, waited=look.waited)
     if report is None:
         return replace(member, stage=stage)
     state = {"loading": "starting", "working": "training"}.get(report.state, report.state)
     return replace(
         member,
-        stage=replace(stage, step=report.step),
+        stage=replace(
+            stage,
+            step=report.step,
+            micro_batches=report.micro_batches,
+            done=report.done,
+            under_way=report.under_way,
+        ),
         state=member.state if member.state == "away" else state,
         reason=report.reason,
         memory_bytes=report.memory_bytes,

@@ -56,7 +56,7 @@ from neurogrid.training.runs.resources import (
     Need,
     choose_offers,
 )
-from neurogrid.training.runs.round_trace import Timeline
+from neurogrid.training.runs.round_trace import Timeline, round_trace
 from neurogrid.training.runs.state import Occupant, Phase, Seat
 from neurogrid.training.wire import GroupSettings, Member
 from neurogrid.training.wire.runs import (
@@ -185,7 +185,7 @@ class Leader:
         self._applied = RenewedEvent()
         self._nursery: trio.Nursery | None = None
         self._digest = b""
-        self._timeline = Timeline(facts.run_id, {"neurogrid.run": facts.run_file.name})
+        self._timeline = Timeline({"neurogrid.run": facts.run_file.name})
         self._digests = WeightDigests()
         # The last round that the keeper was told of.
         self._kept: int | None = None
@@ -450,8 +450,12 @@ class Leader:
             group.show_state(self._state.state())
             await self._digest_weights()
         await self._note_applied()
-        told = {"neurogrid.members": len(self._machine.state.occupied())}
-        self._timeline.end(outcome.round, "training.round", told, is_root=True)
+        told = {
+            "neurogrid.round": outcome.round,
+            "neurogrid.members": len(self._machine.state.occupied()),
+        }
+        ids = round_trace(self._facts.run_id, outcome.round)
+        self._timeline.end(ids, "training.round", told, is_root=True)
 
     async def _note_applied(self) -> None:
         """Have kept what is in the common weights."""

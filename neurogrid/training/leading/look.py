@@ -34,16 +34,18 @@ class PeerLook:
 
 @dataclass(frozen=True, slots=True)
 class StageLook:
-    """A stage of the chain, as the leader arranged it last.
+    """A member of a stage of the chain, as the leader arranged it last.
 
     Attributes:
-        peer_id: of the member that is it.
+        peer_id: of the member.
+        number: of the stage, from 1: several members may be one.
         start, stop: its layers.
         report: its last, of this chain; None for none.
         waited: the share of its last step in which it waited for others, 0 to 1; None while it is not known.
     """
 
     peer_id: str
+    number: int
     start: int
     stop: int
     report: StageReport | None = None
@@ -59,7 +61,7 @@ class LeaderLook:
         num_parameters: that are trained.
         digest: of the common weights that the leader has, after round `applied`.
         sent_bytes: of the leader's averaging.
-        stages: of a chain, in order; empty before it was arranged, and where members have whole models.
+        stages: of a chain, by stage and lane; empty before it was arranged, and where members have whole models.
         waits: what a chain does not go on without; empty where it goes on.
     """
 

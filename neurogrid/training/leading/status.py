@@ -47,6 +47,9 @@ class StageStatus:
         start, stop: its layers, from `start` to before `stop`.
         step: that its state has made.
         waited: the share of its last step in which it waited for others, 0 to 1; None while it is not known.
+        micro_batches: of the step that is under way, those that go through this member; 0 where none is.
+        done: of those, that it is through with.
+        under_way: of those, that it has computed forward and not backward yet.
     """
 
     number: int
@@ -54,6 +57,9 @@ class StageStatus:
     stop: int
     step: int = 0
     waited: float | None = None
+    micro_batches: int = 0
+    done: int = 0
+    under_way: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +177,7 @@ class RunStatus:
         remaining_seconds: until that, at the pace of late.
         samples: of the epoch.
         num_parameters: that are trained; 0 while that is not known.
-        members: those with a seat first; of a chain the stages in order, and then those that stand by.
+        members: those with a seat first; of a chain those of each stage in order, and then those that stand by.
         rounds: the last ones, oldest first.
         checkpoints: the same.
         alarms: what makes it doubtful that the run learns.

@@ -35,6 +35,7 @@ from neurogrid.training.members.member_blobs import MemberBlobs
 from neurogrid.training.members.settings import MemberSettings
 from neurogrid.training.members.status import PartStatus
 from neurogrid.training.runs.run_file import RunFile, parse_run_file
+from neurogrid.training.stages.schedule import Progress
 from neurogrid.training.stages.stage_process import StageProcess, open_stage_process
 from neurogrid.training.stages.stage_settings import StageSettings
 from neurogrid.training.wire import training_table
@@ -60,6 +61,8 @@ _DIAL_TIMEOUT: Final = 30.0
 _MOMENT: Final = 0.1
 # Seconds that another member of the stage may be ahead of this one with its micro-batches.
 _EARLY_TIMEOUT: Final = 600.0
+# Between two looks at how far the step is, for the leader to show.
+_PROGRESS_SECONDS: Final = 0.25
 _ACTIVATIONS: Final = {"float32": "F32", "bfloat16": "BF16"}
 
 
@@ -114,9 +117,22 @@ class ChainPart:
     def reports(self) -> list[tuple[MessageCode, bytes]]:
         """What the leader is told, again and again."""
         told: list[tuple[MessageCode, bytes]] = [(RunMessage.REPORT, self._report.encode())]
-        if self._stage_report is not None:
-            told.append((RunMessage.STAGE_REPORT, self._stage_report.encode()))
+        if (report := self._stage_report) is not None:
+            progress = self._progress()
+            now = replace(
+                report,
+                micro_batches=progress.micro_batches,
+                done=progress.done,
+                under_way=progress.under_way,
+            )
+            told.append((RunMessage.STAGE_REPORT, now.encode()))
         return told
+
+    def _progress(self) -> Progress:
+        """How far the step is; of none where there is none under way."""
+        report, stage = self._stage_report, self._stage
+        is_working = report is not None and report.state == "working"
+        return stage.progress if is_working and stage is not None else Progress()
 
     def status(self) -> PartStatus:
         """How the member stands, for people."""
@@ -285,7 +301,18 @@ class ChainPart:
         if not order.is_preparation:
             await self._reach(order, stage.contacts)
         self._note("ready", order, process.step, memory_bytes=process.memory_bytes)
-        await stage.run()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._tell_progress)
+            await stage.run()
+
+    async def _tell_progress(self) -> None:
+        """Have the leader told how far the step is, whenever that has changed."""
+        told = Progress()
+        while True:
+            await trio.sleep(_PROGRESS_SECONDS)
+            if (now := self._progress()) != told:
+                told = now
+                self._tell()
 
     async def _fetch(self, order: StageOrder, directory: Path) -> dict[str, Path]:
         """The pieces of an order as files; those that an earlier one had are here."""

@@ -21,18 +21,22 @@ from torch import Tensor
 
 from neurogrid.errors import NeuroGridError, RemoteProtocolError, TransportError
 from neurogrid.p2p.exchange.exchange import Exchange
+from neurogrid.p2p.streams.tracing import layers_name
 from neurogrid.p2p.wire import TensorMessage
 from neurogrid.renewed_event import RenewedEvent
 from neurogrid.training.averaging.reductions import Reductions
 from neurogrid.training.data.blob_files import OfferedFiles
+from neurogrid.training.runs.round_trace import MAX_STEP_PARTS, Timeline, step_trace
 from neurogrid.training.runs.run_file import RunFile
 from neurogrid.training.stages.inbox import StageInbox, sources_of, takers_of_tied
 from neurogrid.training.stages.reduction_plans import WEIGHTS_REDUCTION, reduction_plan
 from neurogrid.training.stages.routing import lanes_of
 from neurogrid.training.stages.schedule import (
     Operation,
+    Progress,
     forward_only,
     one_forward_one_backward,
+    progress_of,
     window_of,
 )
 from neurogrid.training.stages.stage_process import PlainTensor, StageProcess
@@ -130,6 +134,22 @@ class ChainStage:
         self.contacts = frozenset({*self._takers(), *senders, *self._stages[index]} - {leader, own})
         self.loss: float | None = None
         self.num_done = self.num_operations = 0
+        self._operations: Sequence[Operation] = ()
+        bounds = order.bounds[index : index + 2]
+        self._timeline = Timeline(
+            {
+                "neurogrid.run": run_file.name,
+                "neurogrid.chain": order.chain,
+                "neurogrid.stage": index + 1,
+                "neurogrid.layers": layers_name(*bounds),
+            },
+            max_parts=MAX_STEP_PARTS,
+        )
+
+    @property
+    def progress(self) -> Progress:
+        """How far the step is that is under way, or was last."""
+        return progress_of(self._operations, self.num_done)
 
     def _takers(self) -> set[str]:
         """Those that tensors go to."""
@@ -193,8 +213,14 @@ class ChainStage:
 
     async def _tensor(self, code: RunMessage, number: int, sender: str) -> PlainTensor:
         began = trio.current_time()
-        while (tensor := self._inbox.take(code, number, sender)) is None:
-            await self._wait()
+        tensor = self._inbox.take(code, number, sender)
+        if tensor is None:
+            with self._timeline.during("training.wait") as told:
+                told["neurogrid.message"] = code.name.lower()
+                if code is not RunMessage.TIED:
+                    told["neurogrid.micro_batch"] = number
+                while (tensor := self._inbox.take(code, number, sender)) is None:
+                    await self._wait()
         self._waited += trio.current_time() - began
         return PlainTensor(tensor.dtype, tensor.shape, tensor.data)
 
@@ -248,24 +274,27 @@ class ChainStage:
         if step.step != self._step:
             raise RemoteProtocolError(f"step {step.step} is ordered, and {self._step} is next here")
         numbers = self._numbers(step)
-        self._note("working")
+        self._timeline.begin()
         began, self._waited, self.num_done, self._digest = trio.current_time(), 0.0, 0, b""
         if step.is_evaluation:
             operations = forward_only(numbers)
         else:
             window = window_of(self._index, list(map(len, self._stages)))
             operations = one_forward_one_backward(numbers, window)
-        self.num_operations = len(operations)
+        self._operations, self.num_operations = operations, len(operations)
+        self._note("working")
         losses = [await self._do(operation, step) for operation in operations]
         is_finite = True
         if not step.is_evaluation and self._num_members > 1:
             ready_at = trio.current_time()
-            is_finite = await self._add_up()
+            with self._timeline.during("training.average"):
+                is_finite = await self._add_up()
             self._waited += trio.current_time() - ready_at
         squared_norm = 0.0
         if not step.is_evaluation:
             if self._process.is_tied and len(self._stages) > 1:
-                await self._share_tied()
+                with self._timeline.during("training.tied"):
+                    await self._share_tied()
             squared_norm = await self._process.squared_norm()
         loss: float | None = None
         if self._is_last:
@@ -293,7 +322,9 @@ class ChainStage:
                 digest=self._digest,
             ).encode(),
         )
-        if not step.is_evaluation:
+        if step.is_evaluation:
+            self._note("ready")
+        else:
             await self._end_step()
 
     def _numbers(self, step: Step) -> list[int]:
@@ -382,7 +413,8 @@ class ChainStage:
             if not self._is_last:
                 sender = self._peer(number, self._index + 1)
                 gradient = await self._tensor(RunMessage.GRADIENT, number, sender)
-            result = await self._process.backward(number, gradient)
+            with self._timeline.during("training.backward", {"neurogrid.micro_batch": number}):
+                result = await self._process.backward(number, gradient)
             if result is not None:
                 self._give(self._peer(number, self._index - 1), RunMessage.GRADIENT, number, result)
         else:
@@ -394,7 +426,8 @@ class ChainStage:
                 tokens = await self._tensor(RunMessage.TOKENS, number, self._leader)
             if self._is_last:
                 labels = await self._tensor(RunMessage.LABELS, number, self._leader)
-            loss = await self._forward(number, given, labels, step, tokens)
+            with self._timeline.during("training.forward", {"neurogrid.micro_batch": number}):
+                loss = await self._forward(number, given, labels, step, tokens)
         self.num_done += 1
         return loss
 
@@ -445,21 +478,25 @@ class ChainStage:
             start += num
 
     async def _end_step(self) -> None:
-        while (apply := self._apply) is None:
-            await self._wait()
+        # The others are at it, and the leader has to have heard of all.
+        with self._timeline.during("training.wait", {"neurogrid.message": "apply"}):
+            while (apply := self._apply) is None:
+                await self._wait()
         self._apply = None
-        await self._process.apply(
-            self._step,
-            apply.norm,
-            is_applied=apply.is_applied,
-            rate=apply.rate,
-            clip=apply.clip,
-        )
-        await self._average_weights(self._step + 1)
+        with self._timeline.during("training.apply"):
+            await self._process.apply(
+                self._step,
+                apply.norm,
+                is_applied=apply.is_applied,
+                rate=apply.rate,
+                clip=apply.clip,
+            )
+            await self._average_weights(self._step + 1)
         names: Sequence[str] = ()
         blobs: Sequence[bytes] = ()
         if apply.keeps:
-            names, blobs = await self._keep()
+            with self._timeline.during("training.save"):
+                names, blobs = await self._keep()
         done = self._step
         self._inbox.advance()
         self._note("ready")
@@ -474,6 +511,8 @@ class ChainStage:
                 blobs=tuple(blobs),
             ).encode(),
         )
+        ids = step_trace(self._order.run, self._order.chain, done)
+        self._timeline.end(ids, "training.stage", {"neurogrid.step": done + 1})
 
     async def _keep(self) -> tuple[list[str], list[bytes]]:
         """Write the state and offer it, in the place of the one before."""

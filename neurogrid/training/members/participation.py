@@ -56,7 +56,7 @@ from neurogrid.training.members.status import PartStatus
 from neurogrid.training.runs.common_steps import CommonSteps
 from neurogrid.training.runs.methods import weights_by
 from neurogrid.training.runs.outer_state import RunWeights
-from neurogrid.training.runs.round_trace import Timeline, after_round
+from neurogrid.training.runs.round_trace import Timeline, after_round, round_trace
 from neurogrid.training.runs.run_file import RunFile, parse_run_file
 from neurogrid.training.runs.trainers import cut_batches, trainer_settings, work_seed
 from neurogrid.training.trainer import (
@@ -309,8 +309,7 @@ class _Work:
         self._done = 0
         self._saved: list[Path] = []
         self._timeline = Timeline(
-            part.run_id,
-            {"neurogrid.run": part._run_file.name, "neurogrid.seat": part._start.seat},
+            {"neurogrid.run": part._run_file.name, "neurogrid.seat": part._start.seat}
         )
 
     async def run(self, own: Tensor | None) -> None:
@@ -541,8 +540,13 @@ class _Work:
             self._group.take_state_back()
             await trio.to_thread.run_sync(partial(self._state.apply, outcome))
             self._group.show_state(self._state.state())
-        told = {"neurogrid.weight": self._weight, "neurogrid.contributed": outcome.has_contributed}
-        self._timeline.end(outcome.round, "training.member", told)
+        told = {
+            "neurogrid.round": outcome.round,
+            "neurogrid.weight": self._weight,
+            "neurogrid.contributed": outcome.has_contributed,
+        }
+        ids = round_trace(self._part.run_id, outcome.round)
+        self._timeline.end(ids, "training.member", told)
         counters = self._group.counters
         self._part._note(
             round=outcome.round,

@@ -11,17 +11,24 @@ Source: protocol_spec/training/stages.md; PipeDream-Flush, arXiv 2006.09503.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Final, NamedTuple
 
 __all__ = [
     "Operation",
+    "Progress",
     "bubble",
+    "bubble_of_members",
     "forward_only",
     "most_under_way",
     "one_forward_one_backward",
+    "progress_of",
     "window_of",
 ]
+
+# What a micro-batch takes backward, where it takes one forward. Where each stage is one member it does not matter.
+_BACKWARD: Final = 2.0
 
 
 class Operation(NamedTuple):
@@ -35,6 +42,34 @@ class Operation(NamedTuple):
 
     is_backward: bool
     number: int
+
+
+class Progress(NamedTuple):
+    """How far a member is with a step.
+
+    Attributes:
+        micro_batches: that go through it.
+        done: of those, that it has computed backward, or in an evaluation forward.
+        under_way: of those, that it has computed forward and not backward yet.
+    """
+
+    micro_batches: int = 0
+    done: int = 0
+    under_way: int = 0
+
+
+def progress_of(operations: Sequence[Operation], num_done: int) -> Progress:
+    """How far a member is that has done the first of its operations.
+
+    Args:
+        operations: of the step, in order.
+        num_done: of those.
+    """
+    num = len({each.number for each in operations})
+    backward = sum(each.is_backward for each in operations[:num_done])
+    if len(operations) == num:  # nothing comes back
+        return Progress(num, num_done, 0)
+    return Progress(num, backward, num_done - 2 * backward)
 
 
 def one_forward_one_backward(numbers: Sequence[int], window: int) -> tuple[Operation, ...]:
@@ -98,3 +133,58 @@ def most_under_way(numbers: Sequence[int], window: int) -> int:
 def bubble(num_stages: int, num_micro_batches: int) -> float:
     """The share of a step in which a stage waits for others, if all take as long for a micro-batch, from 0 to 1."""
     return (num_stages - 1) / (num_micro_batches + num_stages - 1)
+
+
+def bubble_of_members(
+    stages: Sequence[Sequence[Sequence[int]]],
+) -> float:
+    """The share of a step in which members wait for others, if each computes as long as every other, from 0 to 1.
+
+    For a micro-batch a member takes the longer, the fewer it has. Where each stage is one member that is `bubble`; a
+    member that has none of the step does not count.
+
+    Args:
+        stages: the members of each, and of each member the micro-batches that go through it, rising; each micro-batch
+            goes through one member of each stage.
+    """
+    widths = [len(members) for members in stages]
+    ends: dict[tuple[int, Operation], float] = {}
+    busy = [
+        _Busy(index, deque(one_forward_one_backward(numbers, window_of(index, widths))), numbers)
+        for index, members in enumerate(stages)
+        for numbers in members
+        if numbers
+    ]
+    left = busy
+    while left:
+        for each in left:
+            each.go_on(ends, len(stages) - 1)
+        left = [each for each in left if each.operations]
+    return 1 - 1 / max((each.time for each in busy), default=1.0)
+
+
+class _Busy:
+    """A member that computes as soon as it can, for a time of 1 in all."""
+
+    def __init__(self, index: int, operations: deque[Operation], numbers: Sequence[int]) -> None:
+        self.index, self.operations, self.time = index, operations, 0.0
+        self._unit = 1 / (len(numbers) * (1 + _BACKWARD))
+
+    def go_on(self, ends: dict[tuple[int, Operation], float], last: int) -> None:
+        """Compute all for which there is what it needs; note when each operation of a stage ended."""
+        while self.operations:
+            operation = self.operations[0]
+            begun = self._needed(ends, operation, last)
+            if begun is None:
+                return
+            self.operations.popleft()
+            takes = self._unit * (_BACKWARD if operation.is_backward else 1.0)
+            self.time = max(self.time, begun) + takes
+            ends[self.index, operation] = self.time
+
+    def _needed(
+        self, ends: Mapping[tuple[int, Operation], float], operation: Operation, last: int
+    ) -> float | None:
+        """When what an operation needs is there; None while that is not known."""
+        of = self.index + 1 if operation.is_backward else self.index - 1
+        return ends.get((of, operation)) if 0 <= of <= last else 0.0

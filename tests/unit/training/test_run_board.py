@@ -112,13 +112,19 @@ class ChainRun(Run):
         self.join("leader")
         del self.reports["leader"]
 
+    def widen(self, name: str) -> None:
+        """The first stage has this member, too."""
+        self.report(name, state="ready")
+        self.stages.insert(1, replace(self.stages[0], peer_id=name, report=None, waited=None))
+
     def arrange(self, *names: str, spare: str = "shelf") -> None:
         for name in (*names, spare):
             self.report(name, state="ready")
         self.waits = ""
         bounds = (0, 12, 28)
         self.stages = [
-            StageLook(name, *bounds[index : index + 2]) for index, name in enumerate(names)
+            StageLook(name, index + 1, *bounds[index : index + 2])
+            for index, name in enumerate(names)
         ]
 
     def tell(self, index: int, state: str, *, waited: float | None = None, **more: Any) -> None:
@@ -130,7 +136,7 @@ class ChainRun(Run):
         self.decide("leader", seconds=1.5)
         state = self.machine.state
         figures = {"round": state.round, "step": state.round, "seconds": self.now - 1000}
-        told = {"loss": loss, "stages": 2, "waited": waited}
+        told = {"loss": loss, "stages": 2, "waited": waited, "bubble": 0.0588}
         self.board.metrics({**figures, "tokens": float(state.num_used * TOKENS), **told})
 
     def look(self) -> LeaderLook:
@@ -331,7 +337,8 @@ def test_a_chain_in_stages() -> None:
             "training begins in 2 stages, 20 samples in all"
         ]
         run.arrange("laptop", "desk")
-        run.tell(0, "working", waited=0.25, memory_bytes=900)
+        far = {"micro_batches": 16, "done": 5, "under_way": 2}
+        run.tell(0, "working", waited=0.25, memory_bytes=900, **far)
         run.tell(1, "loading")
         run.step(4.0)
         status = run.board.status()
@@ -339,7 +346,7 @@ def test_a_chain_in_stages() -> None:
         assert status.waits == ""
         assert [member.name for member in status.members] == ["laptop", "desk", "shelf"]
         first, second, spare = status.members
-        assert first.stage == StageStatus(1, 0, 12, step=0, waited=0.25)
+        assert first.stage == StageStatus(1, 0, 12, step=0, waited=0.25, **far)
         assert (first.state, first.memory_bytes, first.seat) == ("training", 900, None)
         assert second.stage == StageStatus(2, 12, 28)
         assert (second.state, spare.state, spare.stage) == ("starting", "ready", None)

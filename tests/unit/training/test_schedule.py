@@ -10,10 +10,13 @@ from hypothesis import strategies as st
 
 from neurogrid.training.stages.schedule import (
     Operation,
+    Progress,
     bubble,
+    bubble_of_members,
     forward_only,
     most_under_way,
     one_forward_one_backward,
+    progress_of,
     window_of,
 )
 
@@ -184,6 +187,37 @@ def test_a_step_takes_no_longer_than_the_stages_and_the_micro_batches(
     assert time == (num_micro_batches + num_stages - 1) * (forward + backward)
     busy = num_micro_batches * (forward + backward)
     assert bubble(num_stages, num_micro_batches) == pytest.approx(1 - busy / time)
+
+
+@given(chains, batches)
+def test_the_bubble_of_stages_of_one_member_each(num_stages: int, num_micro_batches: int) -> None:
+    told = bubble_of_members([[range(num_micro_batches)]] * num_stages)
+    assert told == pytest.approx(bubble(num_stages, num_micro_batches))
+
+
+@pytest.mark.parametrize("widths", [(2, 2), (4, 4, 4), (3, 1), (1, 3), (2, 1, 2)])
+def test_the_bubble_of_stages_of_several_members(widths: tuple[int, ...]) -> None:
+    """It is that of as many micro-batches as the members of the widest stage have each."""
+    each = 6
+    num = each * max(widths)
+    stages = [[range(lane, num, width) for lane in range(width)] for width in widths]
+    assert bubble_of_members(stages) == pytest.approx(bubble(len(widths), each))
+
+
+def test_a_member_that_has_nothing_does_not_count() -> None:
+    assert bubble_of_members([[range(8), ()], [range(8)]]) == pytest.approx(bubble(2, 8))
+
+
+def test_how_far_a_member_is() -> None:
+    operations = one_forward_one_backward(range(4), window_of(0, (1, 1, 1)))
+    told = [progress_of(operations, num_done) for num_done in range(9)]
+    assert told == [
+        *(Progress(4, 0, 0), Progress(4, 0, 1), Progress(4, 0, 2), Progress(4, 0, 3)),
+        *(Progress(4, 1, 2), Progress(4, 1, 3), Progress(4, 2, 2), Progress(4, 3, 1)),
+        Progress(4, 4, 0),
+    ]
+    assert progress_of(forward_only(range(4)), 3) == Progress(4, 3, 0)
+    assert progress_of((), 0) == Progress()
 
 
 def test_the_order_of_a_chain_of_three() -> None:

@@ -1,6 +1,7 @@
 """The leader's panel of a training run: members and what they do, rounds and who was late, loss, what went wrong.
 
-Of a model in stages: which layers each has, how far it is, and how long it waits for the others.
+Of a model in stages: which layers each has, and the members of each with how far they are, how many micro-batches they
+have under way, and how long they wait for the others.
 
 Made of a `RunStatus`, as the page is.
 """
@@ -14,7 +15,12 @@ from typing import Final
 from neurogrid.cli.terminal.panel.view import Cell, Column, Note, View, bar, short_ids, span, spark
 from neurogrid.cli.terminal.transfer_view import format_bytes
 from neurogrid.node.events import Event, EventKind, Severity
-from neurogrid.training.leading.status import MemberStatus, RoundStatus, RunStatus
+from neurogrid.training.leading.status import (
+    MemberStatus,
+    RoundStatus,
+    RunStatus,
+    StageStatus,
+)
 from neurogrid.training.runs.state import Phase
 
 __all__ = ["training_view"]
@@ -37,6 +43,7 @@ STAGE_COLUMNS: Final = (
     Column("member", share=2),
     Column("layers", min_width=50),
     Column("state", share=3),
+    Column("under way", is_number=True, min_width=90),
     Column("step", is_number=True, min_width=50),
     Column("waits", is_number=True, min_width=60),
     Column("memory", is_number=True, min_width=80),
@@ -72,7 +79,7 @@ def training_view(status: RunStatus, *, url: str = "", encoding: str = "utf-8") 
         state=state,
         state_style=style,
         columns=STAGE_COLUMNS if status.is_chain else COLUMNS,
-        rows=tuple(map(_stage_row if status.is_chain else _row, status.members)),
+        rows=tuple(_stage_rows(status.members) if status.is_chain else map(_row, status.members)),
         figures=tuple(
             filter(
                 None,
@@ -116,22 +123,39 @@ def _row(member: MemberStatus) -> tuple[Cell, ...]:
     )
 
 
-def _stage_row(member: MemberStatus) -> tuple[Cell, ...]:
+def _stage_rows(members: Sequence[MemberStatus]) -> Iterator[tuple[Cell, ...]]:
+    """Members by stage; what is the stage's stands at the first of them."""
+    before = None
+    for member in members:
+        number = member.stage.number if member.stage is not None else None
+        yield _stage_row(member, is_first=number is None or number != before)
+        before = number
+
+
+def _stage_row(member: MemberStatus, *, is_first: bool) -> tuple[Cell, ...]:
     stage = member.stage
     doing = _doing(member)
+    if stage is not None and member.state == "training" and stage.micro_batches:
+        doing = f"{bar(stage.done / stage.micro_batches)} {stage.done} of {stage.micro_batches}"
     if stage is None:
         is_ready = member.state in ("ready", "waiting") and not member.reason
         doing = "stands by" if is_ready else doing
     return (
-        str(stage.number) if stage is not None else "-",
+        (str(stage.number) if stage is not None else "-") if is_first else "",
         member.name,
-        f"{stage.start} to {stage.stop - 1}" if stage is not None else "",
+        _layers(stage) if stage is not None and is_first else "",
         (doing, "dim" if stage is None else STATE_STYLES.get(member.state, "yellow")),
+        str(stage.under_way) if stage is not None and stage.micro_batches else "",
         f"{stage.step:,}" if stage is not None else "",
         f"{stage.waited:.0%}" if stage is not None and stage.waited is not None else "",
         format_bytes(member.memory_bytes) if member.memory_bytes else "",
         f"{member.lease_seconds:.0f} s" if member.lease_seconds is not None else "",
     )
+
+
+def _layers(stage: StageStatus) -> str:
+    last = stage.stop - 1
+    return f"{stage.start} to {last}" if last > stage.start else str(last)
 
 
 def _doing(member: MemberStatus) -> str:
@@ -199,10 +223,10 @@ def _last_step(rounds: Sequence[RoundStatus]) -> tuple[str, ...]:
     # Its figures come a moment later.
     told = next((each.figures for each in reversed(rounds) if "stages" in each.figures), {})
     if (num_stages := int(told.get("stages", 0))) > 1:
-        figures += [
-            f"{num_stages} stages",
-            f"they waited {told.get('waited', 0.0):.0%} of the time",
-        ]
+        waited = f"they waited {told.get('waited', 0.0):.0%} of the time"
+        if "bubble" in told:
+            waited += f", {told['bubble']:.0%} by the order alone"
+        figures += [f"{num_stages} stages", waited]
     elif num_stages:
         figures.append("1 stage")
     return tuple(figures)

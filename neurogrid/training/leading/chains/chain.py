@@ -34,6 +34,8 @@ class Chain:
         step: that is under way; -1 before the first.
         is_decided: whether that one is to be applied, or not: Apply is on its way.
         counts: micro-batches of that step that go through each member.
+        num_micro_batches: of the last step that trained.
+        bubble: the share of that one in which members wait by the order alone.
         done, applied: what members have told, by step and peer.
         paces: of the stages, by number, where each is one member.
     """
@@ -47,6 +49,8 @@ class Chain:
     providers: tuple[str, ...] = ()
     step: int = -1
     is_decided: bool = False
+    num_micro_batches: int = 0
+    bubble: float = 0.0
     counts: dict[str, int] = field(default_factory=dict)
     done: dict[tuple[int, str], StepDone] = field(default_factory=dict)
     applied: dict[tuple[int, str], Applied] = field(default_factory=dict)

@@ -50,12 +50,14 @@ from neurogrid.training.leading.look import LeaderLook, StageLook
 from neurogrid.training.leading.settings import LeaderProgress
 from neurogrid.training.runs.changes import run_at
 from neurogrid.training.runs.machine import Outcome, RunMachine
+from neurogrid.training.runs.round_trace import Timeline, step_trace
 from neurogrid.training.runs.run_file import RunFile
 from neurogrid.training.runs.state import Occupant, Phase
 from neurogrid.training.stages.chain_estimate import ChainNumbers, fitting_micro_batches
 from neurogrid.training.stages.cutting import StageSizes
 from neurogrid.training.stages.pace import PaceWatch
 from neurogrid.training.stages.routing import lanes_of, routes
+from neurogrid.training.stages.schedule import bubble, bubble_of_members
 from neurogrid.training.trainer import FileRange
 from neurogrid.training.trainer.batches import Batch, BatchReader
 from neurogrid.training.wire.runs import (
@@ -162,6 +164,7 @@ class ChainLeader:
         self._longest_step = 0.0
         self._num_not_finite = 0
         self._num_micro_batches = 0
+        self._timeline = Timeline({"neurogrid.run": facts.run_file.name})
         self._session = session_of(facts.run_id)
         authorise(exchange, CHAIN_LEADER_TAKES)
         for code, handler in (
@@ -197,6 +200,7 @@ class ChainLeader:
                 looks.append(
                     StageLook(
                         peer_id,
+                        index + 1,
                         chain.bounds[index],
                         chain.bounds[index + 1],
                         report=told if is_current else None,
@@ -307,8 +311,11 @@ class ChainLeader:
     async def _make_step(self, chain: Chain, step: int, *, is_new: bool) -> dict[str, int]:
         """Have a step made; who joins in after it, and in which stage."""
         began = trio.current_time()
-        batch = await self._read(self._since[step])
-        await self._compute(chain, step, batch, is_evaluation=False)
+        self._timeline.begin()
+        with self._timeline.during("training.read"):
+            batch = await self._read(self._since[step])
+        with self._timeline.during("training.compute"):
+            await self._compute(chain, step, batch, is_evaluation=False)
         self._check_digests(chain, step)
         done = [chain.done[step, peer] for peer in chain.peers]
         norm = math.sqrt(math.fsum(chain.done[step, p].squared_norm for p in chain.firsts))
@@ -325,16 +332,30 @@ class ChainLeader:
         joined = {} if is_last else self._arranger.ready_joiners()
         await self._tell_apply(chain, step, 0.0 if faults else norm, not faults, keeps, joined)
         if keeps:
-            await self._keep(chain, step)
+            with self._timeline.during("training.keep"):
+                await self._keep(chain, step)
         if joined:
             providers = self._providers(chain, joined)
             await self._members.wait(chain, lambda: chain.all_applied(step, providers))
         self._longest_step = max(self._longest_step, trio.current_time() - began)
         if is_new or step + 1 in self._keeper.told:
             await self._note_step(chain, step, is_last=is_last)
+        self._tell_step(chain, step)
         if not is_last:
             self._watch_paces(chain, step)
         return joined
+
+    def _tell_step(self, chain: Chain, step: int) -> None:
+        """Tell of a step in a trace, in which its members tell of theirs."""
+        told = {
+            "neurogrid.chain": chain.number,
+            "neurogrid.step": step + 1,
+            "neurogrid.stages": len(chain.stages),
+            "neurogrid.members": len(chain.peers),
+            "neurogrid.micro_batches": chain.num_micro_batches,
+        }
+        ids = step_trace(self._facts.run_id, chain.number, step)
+        self._timeline.end(ids, "training.step", told, is_root=True)
 
     async def _tell_apply(
         self,
@@ -428,6 +449,9 @@ class ChainLeader:
         chain.counts = Counter(
             chain.stages[index][lane] for each in lanes for index, lane in enumerate(each)
         )
+        if not is_evaluation:
+            chain.num_micro_batches = len(pieces)
+            chain.bubble = _bubble_of(chain.stages, lanes)
         told = Step(
             run=self._facts.run_id,
             chain=chain.number,
@@ -581,13 +605,15 @@ class ChainLeader:
         run, round_ = self._run_at(step + 1), step + 1
         is_evaluated = run.eval.every and self._manifest.held_out
         if is_evaluated and (is_last or round_ % run.eval.every == 0):
-            loss = await self._evaluate(chain, round_, is_last=is_last)
+            with self._timeline.during("training.evaluate"):
+                loss = await self._evaluate(chain, round_, is_last=is_last)
             if loss is not None:
                 self._keeper.told[round_]["eval_loss"] = round(loss, 6)
         await self._keeper.note(round_)
         chain.forget_before(step - 1)
         if is_last or round_ % run.checkpoints.every == 0:
-            await self._keeper.write_checkpoint(self._state, self._machine.state)
+            with self._timeline.during("training.checkpoint"):
+                await self._keeper.write_checkpoint(self._state, self._machine.state)
 
     async def _evaluate(self, chain: Chain, step: int, *, is_last: bool) -> float | None:
         """The mean loss of the held-out samples; None where they are not to be had."""
@@ -680,11 +706,27 @@ def _figures(chain: Chain, step: int, norm: float) -> dict[str, float]:
         "gradient_norm": round(norm, 6),
         "stages": len(chain.stages),
         "waited": round(waited / total, 4) if total else 0.0,
+        "bubble": round(chain.bubble, 4),
     }
     if chain.widths:
         figures["members"] = len(chain.peers)
     loss = _loss_of(chain, step)
     return figures | {"loss": round(loss, 6)} if math.isfinite(loss) else figures
+
+
+def _bubble_of(stages: Sequence[Sequence[str]], lanes: Sequence[Sequence[int]]) -> float:
+    """The share of a step in which members wait by the order alone, by the lanes of each micro-batch."""
+    if all(len(peers) == 1 for peers in stages):
+        return bubble(len(stages), len(lanes))
+    return bubble_of_members(
+        [
+            [
+                [n for n, each in enumerate(lanes) if each[index] == lane]
+                for lane in range(len(peers))
+            ]
+            for index, peers in enumerate(stages)
+        ]
+    )
 
 
 def _loss_of(chain: Chain, step: int) -> float:
