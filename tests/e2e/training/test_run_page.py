@@ -142,8 +142,9 @@ def test_a_chain_as_it_is_seen(browser: sync_api.Browser, stack: ExitStack) -> N
         run.arrange("laptop", "desk")
         for number in range(7):
             run.step(2 + 3 * math.exp(-number / 3))
-        run.tell(0, "working", waited=0.25, memory_bytes=2_000_000_000)
-        run.tell(1, "working", waited=0.0, memory_bytes=3_000_000_000)
+        far = {"micro_batches": 16, "done": 4, "under_way": 2}
+        run.tell(0, "working", waited=0.25, memory_bytes=2_000_000_000, **far)
+        run.tell(1, "working", waited=0.0, memory_bytes=3_000_000_000, micro_batches=16)
 
     server.tell(begin)
     text(watched, "#phase-text").to_have_text("Training")
@@ -154,24 +155,37 @@ def test_a_chain_as_it_is_seen(browser: sync_api.Browser, stack: ExitStack) -> N
     text(watched, "#rate-note").to_have_text("of 2 stages")
     text(watched, "#members .worker").to_have_count(3)
     for peer, facts in {
-        "laptop": ("0 to 11", "7", "25 %"),
-        "desk": ("12 to 27", "7", "0 %"),
+        "laptop": ("0 to 11", "7", "2", "25 %"),
+        "desk": ("12 to 27", "7", "0", "0 %"),
     }.items():
         shown = page.locator(f'[data-peer="{peer}"] .facts > div:visible dd')
-        sync_api.expect(shown).to_have_count(5)
-        assert shown.all_inner_texts()[:3] == list(facts)
+        sync_api.expect(shown).to_have_count(6)
+        assert shown.all_inner_texts()[:4] == list(facts)
+    text(watched, '[data-peer="laptop"] .worker-role').to_have_text(
+        "4 of 16 micro-batches of step 8"
+    )
+    sync_api.expect(page.locator(".stage-head")).to_have_count(0)
     shelf = page.locator('[data-peer="shelf"]')
     sync_api.expect(shelf).to_contain_text("stands by")
     sync_api.expect(shelf.locator(".facts")).to_be_hidden()
     text(watched, "#grid").to_be_hidden()
     text(watched, "#rounds-body tr").to_have_count(7)
     assert page.locator("#round-heads th:visible").all_inner_texts() == [
-        *("Step", "Took", "Loss", "Held-out", "Stages", "Waited")
+        *("Step", "Took", "Loss", "Held-out", "Stages", "Waited", "By order")
     ]
     cells = page.locator("#rounds-body tr:first-child td:visible").all_inner_texts()
-    assert (cells[:3], cells[4:]) == (["7", "1.5 s", "2.4060"], ["2", "13 %"])
+    assert (cells[:3], cells[4:]) == (["7", "1.5 s", "2.4060"], ["2", "13 %", "6 %"])
     page.screenshot(path=SCREENSHOTS / "training-chain.png")
-    server.tell(lambda: run.tell(1, "failed", reason="no memory left"))
+    server.tell(lambda: run.widen("tower"))
+    sync_api.expect(page.locator(".stage-head")).to_have_text(
+        ["Stage 1 · layers 0 to 11 · 2 members", "Stage 2 · layers 12 to 27 · 1 member"]
+    )
+    text(watched, "#member-count").to_have_text("2")
+    text(watched, "#rate-note").to_have_text("of 2 stages")
+    names = page.locator("#members .worker-name").all_inner_texts()
+    assert names == ["laptop", "tower", "desk", "shelf"]
+    page.screenshot(path=SCREENSHOTS / "training-wide-chain.png")
+    server.tell(lambda: run.tell(2, "failed", reason="no memory left"))
     sync_api.expect(page.locator('[data-peer="desk"]')).to_contain_text("no memory left")
     assert watched.faults == []
 

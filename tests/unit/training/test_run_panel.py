@@ -78,7 +78,6 @@ def test_the_panel_of_a_chain_says_who_has_which_layers() -> None:
         far = {"micro_batches": 16, "done": 4, "under_way": 2}
         run.tell(0, "working", waited=0.25, memory_bytes=2_000_000_000, **far)
         run.tell(1, "loading")
-        run.widen("tower")
         status = run.board.status()
         lines = [line.strip("│ ") for line in drawn(training_view(status)).splitlines()]
         (head,) = [line for line in lines if "layers" in line]
@@ -98,23 +97,24 @@ def test_the_panel_of_a_chain_says_who_has_which_layers() -> None:
             *("1", "laptop", "0", "to", "11", "[##........]", "4", "of", "16"),
             *("2", "2", "25%", "2.0", "GB", "8", "s"),
         ]
-        after = lines[lines.index(first) + 1]
-        assert after.split()[:2] == ["tower", "ready"]
         (second,) = [line for line in lines if "desk" in line]
         assert second.split()[:6] == ["2", "desk", "12", "to", "27", "starting"]
         (spare,) = [line for line in lines if "shelf" in line]
         assert spare.split()[:4] == ["-", "shelf", "stands", "by"]
         text = "\n".join(lines)
         assert "step 2 · " in text
-        assert (
-            "step 2 took 1.5 s · 2 stages · they waited 12% of the time, 6% by the order alone"
-            in text
-        )
+        assert "2 stages · they waited 12% of the time · 6% by the order alone" in text
         assert "round" not in text
         for width in (40, 80):
             told = drawn(training_view(status), width=width, height=12).splitlines()
             assert max(map(len, told)) <= width
             assert any("desk" in line for line in told)
+        run.widen("tower")
+        lines = [line.strip("│ ") for line in drawn(training_view(run.board.status())).splitlines()]
+        (at,) = [number for number, line in enumerate(lines) if "laptop" in line]
+        assert lines[at].split()[:2] == ["1", "laptop"]
+        assert lines[at + 1].split()[:2] == ["tower", "ready"]
+        assert lines[at + 2].split()[:2] == ["2", "desk"]
 
 
 def test_the_panel_before_anything_is_there() -> None:

@@ -223,10 +223,12 @@ def _last_step(rounds: Sequence[RoundStatus]) -> tuple[str, ...]:
     # Its figures come a moment later.
     told = next((each.figures for each in reversed(rounds) if "stages" in each.figures), {})
     if (num_stages := int(told.get("stages", 0))) > 1:
-        waited = f"they waited {told.get('waited', 0.0):.0%} of the time"
+        figures += [
+            f"{num_stages} stages",
+            f"they waited {told.get('waited', 0.0):.0%} of the time",
+        ]
         if "bubble" in told:
-            waited += f", {told['bubble']:.0%} by the order alone"
-        figures += [f"{num_stages} stages", waited]
+            figures.append(f"{told['bubble']:.0%} by the order alone")
     elif num_stages:
         figures.append("1 stage")
     return tuple(figures)

@@ -24,7 +24,36 @@ export function seatColour(seat) {
 
 // What is told of a member with a whole model, and of a stage of a chain.
 const FACTS = ["Loss", "Cosine", "Gradient", "Memory", "At once", "Lease", "Rounds", "Late"];
-const STAGE_FACTS = ["Layers", "Step", "Waits", "Memory", "Lease"];
+const STAGE_FACTS = ["Layers", "Step", "Under way", "Waits", "Memory", "Lease"];
+
+/** The layers that a stage has, in words. */
+function layers({ start, stop }) {
+  return stop - start === 1 ? `${start}` : `${start} to ${stop - 1}`;
+}
+
+/** What stands above the members of a stage that has several. */
+export class StageHead {
+  constructor() {
+    this.element = html("li", { class: "stage-head" });
+  }
+
+  update({ head, count: number }) {
+    this.element.style.setProperty("--stage", seatColour(head.number));
+    setText(this.element, `Stage ${head.number} · layers ${layers(head)} · ${number} member${number === 1 ? "" : "s"}`);
+  }
+}
+
+/** Members in order; where a stage has several, what stands above those of each stage, too. */
+export function grouped(members) {
+  const counts = new Map();
+  for (const { stage } of members) if (stage) counts.set(stage.number, (counts.get(stage.number) ?? 0) + 1);
+  if (Math.max(0, ...counts.values()) < 2) return members.map((member) => ({ member }));
+  return members.flatMap((member, index) => {
+    const { stage } = member;
+    const isFirst = stage && stage.number !== members[index - 1]?.stage?.number;
+    return [...(isFirst ? [{ head: stage, count: counts.get(stage.number) }] : []), { member }];
+  });
+}
 
 export class Member {
   constructor() {
@@ -38,7 +67,7 @@ export class Member {
     this.fast = html("span", { class: "speed-own" });
     this.rate = html("dd");
     this.facts = new Map();
-    const facts = ["Layers", "Step", "Waits", ...FACTS].map((name) => {
+    const facts = [...new Set([...STAGE_FACTS.slice(0, 4), ...FACTS])].map((name) => {
       const value = html("dd");
       this.facts.set(name, value);
       return html("div", {}, html("dt", {}, name), value);
@@ -72,13 +101,16 @@ export class Member {
     setAttributes(this.id, { title: member.peer_id });
     const standsBy = isChain && !stage && !member.reason && ["ready", "waiting"].includes(member.state);
     setText(this.state, standsBy ? "stands by" : (STATES[member.state] ?? member.state));
-    const isBusy = !isChain && member.state === "training" && member.batches > 0;
-    const done = Math.min(member.batches_done, member.batches);
-    setText(this.doing, isBusy ? `${done} of ${member.batches} batches of round ${member.round + 1}` : member.round ? `has round ${member.round}` : "");
+    // Of a chain micro-batches of a step, where others have batches of a round.
+    const all = isChain ? (stage?.micro_batches ?? 0) : member.batches;
+    const isBusy = member.state === "training" && all > 0;
+    const done = Math.min(isChain ? (stage?.done ?? 0) : member.batches_done, all);
+    const of = isChain ? `micro-batches of step ${count((stage?.step ?? 0) + 1)}` : `batches of round ${member.round + 1}`;
+    setText(this.doing, isBusy ? `${done} of ${all} ${of}` : member.round ? `has round ${member.round}` : "");
     this.doing.hidden = !this.doing.textContent;
     this.meter.hidden = !isBusy;
     if (isBusy) {
-      const percent = Math.round((100 * done) / member.batches);
+      const percent = Math.round((100 * done) / all);
       this.done.style.width = `${percent}%`;
       setAttributes(this.meter, { "aria-valuenow": percent });
     }
@@ -88,8 +120,9 @@ export class Member {
     setText(this.rate, member.tokens_per_second == null ? "–" : count(member.tokens_per_second));
     this.fast.style.width = `${fastest ? (100 * (member.tokens_per_second ?? 0)) / fastest : 0}%`;
     const said = {
-      Layers: stage && (stage.stop - stage.start === 1 ? `${stage.start}` : `${stage.start} to ${stage.stop - 1}`),
+      Layers: stage && layers(stage),
       Step: stage && count(stage.step),
+      "Under way": stage?.micro_batches ? stage.under_way : undefined,
       Waits: stage?.waited == null ? undefined : `${Math.round(100 * stage.waited)} %`,
       Loss: member.loss?.toFixed(4),
       Cosine: member.cosine?.toFixed(2),

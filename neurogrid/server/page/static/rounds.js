@@ -8,7 +8,7 @@ const MAX_ROWS = 8;
 
 /** What the columns of the table are, and those of a chain's. */
 export const ROUND_HEADS = ["Round", "Took", "Loss", "Held-out", "Took part", "Late", "Sent"];
-export const STEP_HEADS = ["Step", "Took", "Loss", "Held-out", "Stages", "Waited"];
+export const STEP_HEADS = ["Step", "Took", "Loss", "Held-out", "Stages", "Waited", "By order"];
 
 /** A table with a row for each seat and a column for each round; the seconds that each took stand above. */
 export function drawGrid(table, rounds) {
@@ -41,14 +41,15 @@ export class Round {
 
   update({ round, isChain }) {
     const named = (seats) => seats.map((seat) => round.names[seat] ?? `member ${seat}`).join(", ");
-    const { loss, eval_loss: held, stages, waited } = round.figures;
+    const { loss, eval_loss: held, stages, waited, bubble } = round.figures;
+    const share = (part) => (part == null ? "–" : `${Math.round(100 * part)} %`);
     const texts = [
       `${round.round}`,
       duration(round.seconds),
       loss?.toFixed(4) ?? "–",
       held?.toFixed(4) ?? "–",
       ...(isChain
-        ? [`${stages ?? "–"}`, waited == null ? "–" : `${Math.round(100 * waited)} %`]
+        ? [`${stages ?? "–"}`, share(waited), share(bubble)]
         : [named(round.seats), named(round.late) || "nobody", round.sent_bytes ? bytes(round.sent_bytes) : "–"]),
     ];
     this.cells.forEach((cell, index) => {

@@ -5,7 +5,7 @@ import { Curves, smooth } from "./curves.js";
 import { KeyedList, byId, html, setAttributes, setText } from "./dom.js";
 import { clock, count, duration, perSecond, remaining } from "./format.js";
 import { Entry } from "./log.js";
-import { Member } from "./members.js";
+import { Member, StageHead, grouped } from "./members.js";
 import { ROUND_HEADS, Round, STEP_HEADS, drawGrid, newest } from "./rounds.js";
 import { always } from "./storage.js";
 
@@ -91,7 +91,7 @@ function drawCurves() {
 
 // ---------------------------------------------------------------- the run
 
-const members = new KeyedList(byId("members"), ({ member }) => member.peer_id, () => new Member());
+const members = new KeyedList(byId("members"), ({ member, head }) => (head ? `stage ${head.number}` : member.peer_id), ({ head }) => (head ? new StageHead() : new Member()));
 const rounds = new KeyedList(byId("rounds-body"), ({ round }) => round.round, () => new Round());
 const log = new KeyedList(byId("log"), ({ event }) => `${event.number} ${event.at}`, () => new Entry());
 const alarms = new KeyedList(byId("alarms"), (alarm) => `${alarm.kind} ${alarm.seat}`, () => new Line("notice"));
@@ -126,6 +126,12 @@ function takesPart(member) {
   return (status.is_chain ? member.stage : member.seat) != null;
 }
 
+/** Those that take part; of a chain its stages, whether they are one member or several. */
+function countParts(members) {
+  const found = members.filter(takesPart);
+  return status.is_chain ? new Set(found.map((one) => one.stage.number)).size : found.length;
+}
+
 function showFigures() {
   setText(byId("loss"), status.loss?.toFixed(3) ?? "–");
   const first = lines.find((line) => line.loss != null)?.loss;
@@ -135,8 +141,8 @@ function showFigures() {
   setText(byId("eval-note"), held ? `after ${status.is_chain ? "step" : "round"} ${count(held.round)}` : "not yet");
   setText(byId("rate"), status.tokens_per_second ? (status.tokens_per_second >= 1000 ? count(status.tokens_per_second) : perSecond(status.tokens_per_second)) : "–");
   const what = status.is_chain ? "stage" : "member";
-  const there = status.members.filter((one) => takesPart(one) && one.state !== "away");
-  setText(byId("rate-note"), `of ${there.length} ${what}${there.length === 1 ? "" : "s"}`);
+  const there = countParts(status.members.filter((one) => one.state !== "away"));
+  setText(byId("rate-note"), `of ${there} ${what}${there === 1 ? "" : "s"}`);
   const samples = status.samples;
   if (samples) {
     const all = samples.available + samples.assigned + samples.used;
@@ -193,8 +199,8 @@ function draw() {
   showVerdict();
   alarms.update(status.alarms);
   const fastest = Math.max(0, ...status.members.map((one) => one.tokens_per_second ?? 0));
-  members.update(status.members.map((member) => ({ member, fastest, isChain: status.is_chain })));
-  setText(byId("member-count"), `${status.members.filter(takesPart).length || ""}`);
+  members.update(grouped(status.members).map((item) => ({ ...item, fastest, isChain: status.is_chain })));
+  setText(byId("member-count"), `${countParts(status.members) || ""}`);
   showNames(status.is_chain);
   byId("no-members").hidden = status.members.length > 0;
   const last = status.rounds.at(-1);

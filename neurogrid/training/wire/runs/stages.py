@@ -259,7 +259,7 @@ class StageReport(ControlPayload):
             raise violation("StageReport has failed without a reason")
         if self.done + self.under_way > self.micro_batches:
             raise violation(
-                f"StageReport has {self.done} micro-batches done and {self.under_way} under way, of {self.micro_batches}"
+                f"StageReport has {self.done} + {self.under_way} micro-batches of {self.micro_batches}"
             )
         _check_pieces("StageReport", self.names, self.blobs)
 
