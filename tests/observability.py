@@ -39,17 +39,28 @@ def documented_metrics() -> list[DocumentedMetric]:
     ]
 
 
-def documented_spans(*kinds: str) -> dict[str, frozenset[str]]:
-    """Every span that the document names, of these kinds, with its attributes."""
+def documented_spans(*kinds: str, under: str = "") -> dict[str, frozenset[str]]:
+    """Every span that the document names, of these kinds, with its attributes.
+
+    Args:
+        under: the heading of the third level that they stand under; empty for none.
+    """
     return {
         name: frozenset(re.findall(r"`([\w.]+)`", attributes))
-        for name, _, attributes in _rows(rf"`((?:{'|'.join(kinds)})\.\w+)`", 3)
+        for name, _, attributes in _rows(rf"`((?:{'|'.join(kinds)})\.\w+)`", 3, under)
     }
 
 
-def _rows(first: str, num_columns: int) -> Iterator[tuple[str, ...]]:
+def _rows(first: str, num_columns: int, under: str = "") -> Iterator[tuple[str, ...]]:
     columns = r" \| ".join([first, *[r"(.*?)"] * (num_columns - 1)])
+    heading = ""
     for line in DOCUMENT.read_text().splitlines():
+        if line.startswith("## "):
+            heading = ""
+        elif line.startswith("### "):
+            heading = line.removeprefix("### ")
+        if heading != under:
+            continue
         found = re.fullmatch(rf"\| {columns} \|", line)
         if found is not None:
             yield found.groups()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -13,8 +15,10 @@ from neurogrid.training.data.slices import read_manifest, slice_path
 from neurogrid.training.optimizers.gradients import token_weighted_loss
 from neurogrid.training.trainer import FileRange
 from neurogrid.training.trainer.batches import BatchReader
+from tests.e2e.otlp_collector import ReceivedSpan, open_collector
 from tests.e2e.training.run_processes import RunProcesses, open_run, used_samples
 from tests.e2e.training.test_chains import CHAIN, NUM_STEPS, check_equal
+from tests.observability import documented_spans
 from tests.ports import free_port
 
 # AdamW divides by gradients that are near zero, and gradients of several members are added up in another order.
@@ -131,3 +135,71 @@ def test_hidden_states_in_a_subspace_are_learned_from(tmp_path: Path) -> None:
         assert figures[-1]["loss"] < figures[0]["loss"] - 0.5
         assert "the subspace has the digest " in run.log
         assert figures[-1]["eval_loss"] == pytest.approx(held_out_loss(run), abs=2e-4)
+
+
+def test_a_step_is_one_trace_over_leader_and_all_members(tmp_path: Path) -> None:
+    text = WIDE.replace(f"steps = {NUM_STEPS}", "steps = 60")
+    with open_collector() as collector, open_run(tmp_path, free_port(), text) as run:
+        traced = ("--otlp-endpoint", collector.url)
+        run.lead(*traced)
+        for name in ("one", "two", "three"):
+            run.join(name, *traced)
+        run.end()
+        collector.wait(lambda spans: bool(whole_steps(spans)) and names_of(spans) >= SPANS.keys())
+    spans = collector.spans
+    told = {
+        name: {key for span in spans if span.name == name for key in span.attributes}
+        for name in names_of(spans)
+    }
+    assert told == SPANS
+    for root in whole_steps(spans):
+        check_step(root, [span for span in spans if span.trace_id == root.trace_id])
+
+
+SPANS = documented_spans("training", under="A step of a chain of stages")
+
+
+def names_of(spans: list[ReceivedSpan]) -> set[str]:
+    return {span.name for span in spans}
+
+
+def whole_steps(spans: list[ReceivedSpan]) -> list[ReceivedSpan]:
+    """The roots of steps of three members, of which all have told."""
+    members = Counter(span.trace_id for span in spans if span.name == "training.stage")
+    return [span for span in spans if span.name == "training.step" and members[span.trace_id] == 3]
+
+
+def check_step(root: ReceivedSpan, trace: list[ReceivedSpan]) -> None:
+    """A trace has one root, in which the members lie, in which lies what they did, and nothing else."""
+    assert not root.parent_id
+    assert root.attributes["neurogrid.members"] == len({span.instance for span in trace}) - 1 == 3
+    members = [span for span in trace if span.name == "training.stage"]
+    assert {span.parent_id for span in members} == {root.span_id}
+    places = [
+        (span.attributes["neurogrid.stage"], span.attributes["neurogrid.layers"])
+        for span in members
+    ]
+    assert sorted(set(places)) == [(1, "0-1"), (2, "2-3")]
+    assert {span.attributes["neurogrid.step"] for span in members} == {
+        root.attributes["neurogrid.step"]
+    }
+    by_stage: dict[object, Counter[tuple[str, object]]] = {1: Counter(), 2: Counter()}
+    for member in members:
+        assert root.start < member.start < root.end
+        parts = [span for span in trace if span.parent_id == member.span_id]
+        assert {span.instance for span in parts} == {member.instance}
+        assert all(member.start <= span.start <= span.end <= member.end for span in parts)
+        # Whoever computes does one thing at a time; the waiting for what is tied is a part of that.
+        turns = [span for span in parts if span.attributes.get("neurogrid.message") != "tied"]
+        assert all(one.end <= other.start for one, other in pairwise(turns))
+        assert {"training.tied", "training.apply", "training.wait"} <= names_of(parts)
+        by_stage[member.attributes["neurogrid.stage"]].update(
+            (span.name, span.attributes["neurogrid.micro_batch"])
+            for span in parts
+            if span.name in ("training.forward", "training.backward")
+        )
+    every = Counter(
+        {(name, n): 1 for name in ("training.forward", "training.backward") for n in range(8)}
+    )
+    assert by_stage == {1: every, 2: every}
+    assert any(span.name == "training.average" for span in trace)
