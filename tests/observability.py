@@ -51,7 +51,7 @@ def documented_spans(*kinds: str, under: str = "") -> dict[str, frozenset[str]]:
     }
 
 
-def _rows(first: str, num_columns: int, under: str = "") -> Iterator[tuple[str, ...]]:
+def _rows(first: str, num_columns: int, under: str | None = None) -> Iterator[tuple[str, ...]]:
     columns = r" \| ".join([first, *[r"(.*?)"] * (num_columns - 1)])
     heading = ""
     for line in DOCUMENT.read_text().splitlines():
@@ -59,7 +59,7 @@ def _rows(first: str, num_columns: int, under: str = "") -> Iterator[tuple[str, 
             heading = ""
         elif line.startswith("### "):
             heading = line.removeprefix("### ")
-        if heading != under:
+        if under is not None and heading != under:
             continue
         found = re.fullmatch(rf"\| {columns} \|", line)
         if found is not None:

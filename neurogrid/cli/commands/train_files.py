@@ -314,8 +314,10 @@ def _changed(directory: RunDirectory, run: RunFile, changes: Changes) -> Iterato
 
 
 def _stages(figures: Figures) -> str:
-    stages = _counted(figures, "stages")
-    return f"{stages}, of {figures['members']:g} members" if "members" in figures else stages
+    stages, num_members = _counted(figures, "stages"), figures.get("members", 0)
+    # Where each stage is one member, the whole chain counts as one.
+    is_wide = num_members > figures["stages"]
+    return f"{stages}, of {num_members:g} members" if is_wide else stages
 
 
 def _waited(figures: Figures) -> str:

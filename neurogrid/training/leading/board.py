@@ -32,7 +32,14 @@ from neurogrid.training.leading.status import (
     SampleCounts,
     StageStatus,
 )
-from neurogrid.training.runs.alarms import Alarm, AlarmKind, MemberFacts, Waiting, find_alarms
+from neurogrid.training.runs.alarms import (
+    NUM_FLAT,
+    Alarm,
+    AlarmKind,
+    MemberFacts,
+    Waiting,
+    find_alarms,
+)
 from neurogrid.training.runs.changes import run_at
 from neurogrid.training.runs.entries import (
     BeganEntry,
@@ -140,9 +147,11 @@ class RunBoard(QuietProgress):
         self._recorded: deque[Recorded] = deque(maxlen=1000)
         self._last_at = 0.0  # when a round was decided last, or training began
         self._sent_bytes = 0
-        self._told: frozenset[tuple[AlarmKind, int | None]] = frozenset()
+        # Of alarms that held lately, when they did last, in lines of figures.
+        self._held: dict[tuple[AlarmKind, int | None], int] = {}
+        self._num_lines = 0
         self.on_alarm: Callable[[str], None] = lambda text: None
-        """Is told of each alarm when it begins."""
+        """Is told of each alarm when it begins, and did not hold for `NUM_FLAT` lines of figures."""
 
     # What it is told
 
@@ -553,13 +562,15 @@ class RunBoard(QuietProgress):
         return find_alarms(tuple(self._known_losses), facts, waiting=waiting)
 
     def _watch_alarms(self) -> None:
-        """Say each alarm once, when it begins."""
-        alarms = self._find_alarms(self._members(self._seen()))
-        for alarm in alarms:
-            if (alarm.kind, alarm.seat) not in self._told:
+        """Say each alarm once, when it begins; one that comes and goes is the same."""
+        self._num_lines += 1
+        for alarm in self._find_alarms(self._members(self._seen())):
+            if (alarm.kind, alarm.seat) not in self._held:
                 self.events.publish(EventKind.ALARM, alarm.text, severity=Severity.WARNING)
                 self.on_alarm(alarm.text)
-        self._told = frozenset((alarm.kind, alarm.seat) for alarm in alarms)
+            self._held[alarm.kind, alarm.seat] = self._num_lines
+        oldest = self._num_lines - NUM_FLAT
+        self._held = {key: at for key, at in self._held.items() if at > oldest}
 
 
 def _name_of(peer: PeerLook, seat: int | None) -> str:

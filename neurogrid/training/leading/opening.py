@@ -91,13 +91,16 @@ async def keep_local_workers(settings: LeaderSettings, exchange: Exchange) -> No
         host.peer_id,
         directory=settings.directory / ".workers",
     ) as credentials:
+        # By the numbers that its own log has them under.
+        named = [
+            (*own, f"--name=local worker {number}") for number, own in enumerate(credentials, 1)
+        ]
         async with start_local_workers(
             settings.local_workers,
             memory_bytes=int(free_memory() * _LOCAL_MEMORY),
             max_seq_len=4096,
-            name="",
             listen=listen_address_beside(settings.listen, settings.admission),
-            credentials=credentials,
+            credentials=named,
             num_threads=settings.num_threads,
             options=("--train",),
         ) as addresses:
@@ -107,15 +110,20 @@ async def keep_local_workers(settings: LeaderSettings, exchange: Exchange) -> No
 async def _keep_connected(exchange: Exchange, addresses: Sequence[str]) -> None:
     """Dial workers of this machine, again when they were started again."""
     host = exchange.host
+    lost: set[int] = set()
     while True:
-        for address in addresses:
+        for number, address in enumerate(addresses, 1):
             peer_id = address.rpartition("/p2p/")[2]
-            if not host.is_connected(peer_id):
-                try:
-                    await host.connect(address)
-                    await exchange.open(peer_id)
-                except NeuroGridError as exc:
-                    logger.info("a local worker cannot be reached: %s", exc)
+            if host.is_connected(peer_id):
+                lost.discard(number)
+                continue
+            try:
+                await host.connect(address)
+                await exchange.open(peer_id)
+            except NeuroGridError as exc:
+                if number not in lost:  # said once, until it is there again
+                    logger.info("local worker %d cannot be reached: %s", number, exc)
+                lost.add(number)
         await trio.sleep(1.0)
 
 

@@ -10,7 +10,7 @@ import pytest
 from neurogrid.training.leading.board import MAX_FIGURES, RunBoard
 from neurogrid.training.leading.look import LeaderLook, PeerLook, StageLook
 from neurogrid.training.leading.status import StageStatus
-from neurogrid.training.runs.alarms import AlarmKind
+from neurogrid.training.runs.alarms import NUM_FLAT, AlarmKind
 from neurogrid.training.runs.entries import CheckpointEntry, Entry, JoinedEntry, RunEntry
 from neurogrid.training.runs.journal import Recorded
 from neurogrid.training.runs.machine import Outcome, Rules, RunMachine
@@ -293,6 +293,23 @@ def test_an_alarm_is_said_once_and_stays_in_the_status(run: Run) -> None:
     assert [alarm.kind for alarm in run.board.status().alarms] == [AlarmKind.ZERO_GRADIENTS]
     run.report("a", gradient_norm=1.0)
     assert run.board.status().alarms == ()
+
+
+def test_an_alarm_that_comes_and_goes_is_said_again_after_a_while_alone(run: Run) -> None:
+    run.join("a", "b")
+
+    said: list[str] = []
+    run.board.on_alarm = said.append
+
+    def tell(*norms: float) -> None:
+        for norm in norms:
+            run.report("a", gradient_norm=norm)
+            run.board.metrics({"loss": 3.0 - len(run.board.figures) / 10})
+
+    tell(0.0, 1.0, 0.0, 1.0, 1.0, 0.0)
+    assert len(said) == 1
+    tell(*(1.0,) * NUM_FLAT, 0.0)
+    assert len(said) == 2
 
 
 def test_a_loss_that_is_not_a_number_is_an_alarm_and_no_figure(run: Run) -> None:
