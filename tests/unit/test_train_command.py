@@ -270,7 +270,14 @@ def test_how_far_a_chain_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     (tmp_path / "metrics.jsonl").write_text(json.dumps(line) + "\n")
     told = rows(tmp_path, capsys)
     assert (told["step"], told["stages"]) == ("20", "2")
-    assert not {"round", "members"} & told.keys()
+    assert not {"round", "members", "waited"} & told.keys()
+    wide = {**line, "members": 5, "waited": 0.3, "bubble": 0.2}
+    (tmp_path / "metrics.jsonl").write_text(json.dumps(wide) + "\n")
+    told = rows(tmp_path, capsys)
+    assert told["stages"] == "2, of 5 members"
+    assert told["waited"] == (
+        "30% of the last step; 20% are to be waited by the order of micro-batches alone"
+    )
 
 
 def test_status_says_what_the_journal_proves(
