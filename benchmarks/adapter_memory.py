@@ -135,7 +135,7 @@ def measure(directory: Path, options: argparse.Namespace) -> None:
     gc.collect()
     command(directory, "train", "export", "run", "merged", "--dtype", "bfloat16")
     served, text = serve(directory, options, len(ids))
-    name = f"adapter_memory-{options.quantize}-{options.hidden}x{options.layers}"
+    name = f"adapter-memory-{options.quantize}-{options.hidden}x{options.layers}"
     body = report(num_parameters, options, processes, figures, learned, served, text)
     write_report(
         name,

@@ -109,7 +109,8 @@ def add_worker_options(parser: argparse.ArgumentParser) -> None:
         "--memory-limit",
         type=size_in_bytes,
         metavar="BYTES",
-        help="memory for weights and KV caches, e.g. 8GiB (default: what the device has free)",
+        help="memory for weights and KV caches, and for all of the process that trains, e.g. 8GiB (default: what the "
+        "device has free)",
     )
     compute.add_argument(
         "--max-seq-len",
