@@ -87,7 +87,8 @@ def test_no_worker_has_room_for_the_model_or_for_its_stage_twice(tmp_path: Path)
     limit = base + stage + layer + STEP
     assert limit < base + 2 * stage < base + whole
     with open_run(tmp_path, free_port(), RUN) as run:
-        run.lead()
+        # Each worker imports all by itself.
+        run.lead("--wait", str(DEADLINE))
         names = [f"worker-{number}" for number in range(NUM_WORKERS)]
         for name in names:
             run.join(name, "--memory-limit", str(limit), program=WORKER)
