@@ -20,7 +20,7 @@ from neurogrid.model.files.tensor_names import layer_of, path_in_layer
 from neurogrid.model.kernels import CodesLinear, quantize
 from neurogrid.training.runs.inner_optimizer import make_optimizer, rates_of
 from neurogrid.training.runs.run_file.stage_sections import AdapterSection
-from neurogrid.training.stages.lora import read_adapter, write_adapter
+from neurogrid.training.stages.lora import Adapters, read_adapter, write_adapter
 from neurogrid.training.stages.stage_learner import StageLearner
 from tests.unit.training.test_stage_learner import (
     INNER,
@@ -379,3 +379,26 @@ def test_files_that_are_no_adapter(tmp_path: Path) -> None:
         read_adapter(tmp_path)
     with pytest.raises(CheckpointError, match="is no adapter of PEFT"):
         read_adapter(tmp_path / "nowhere")
+
+
+def test_weights_of_codes_are_not_made_to_put_adapters_beside_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """PEFT looks at each some twenty times."""
+    layer = torch.nn.Module()
+    codes = quantize(torch.ones(32, 64), 8)
+    layer.proj = CodesLinear(codes, None, torch.float32, by_int8=False)
+    made = []
+    dense = type(layer.proj._held).dense
+
+    def counted(held: Any, dtype: torch.dtype) -> Tensor:
+        made.append(dtype)
+        return dense(held, dtype)
+
+    monkeypatch.setattr(type(layer.proj._held), "dense", counted)
+    learning = Adapters(AdapterSection(r=4), 0, {})(0, "layers.0", layer)
+    assert len(learning) == 2
+    assert made == []
+    base = layer.proj.base_layer
+    assert torch.allclose(base.weight, torch.ones(32, 64))
+    assert len(made) == 1
