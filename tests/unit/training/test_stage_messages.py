@@ -25,6 +25,10 @@ from neurogrid.training.wire.runs import (
     STAGE_STATES,
     Applied,
     Apply,
+    Average,
+    Averaged,
+    Commit,
+    Committed,
     RunMessage,
     StageOrder,
     StageReport,
@@ -68,6 +72,20 @@ LONGEST = {
         RUN, U64, U64, 0.0, "€" * 1024, LARGEST, 86_400.0, 86_400.0, bytes(32)
     ),
     RunMessage.APPLIED: Applied(RUN, U64, U64, U64, NAMES, BLOBS),
+    RunMessage.AVERAGE: Average(
+        RUN,
+        U64,
+        U64,
+        U64,
+        PEERS,
+        ("é" * 512,) * MAX_CHAIN_MEMBERS,
+        (1,) * MAX_CHAIN_MEMBERS,
+        (0, 65_536) * MAX_CHAIN_MEMBERS,
+        (1e30 / 3,) * MAX_CHAIN_MEMBERS,
+    ),
+    RunMessage.AVERAGED: Averaged(RUN, U64, U64, reason="€" * 1024, lost=PEERS[0]),
+    RunMessage.COMMIT: Commit(RUN, U64, U64, U64, True),
+    RunMessage.COMMITTED: Committed(RUN, U64, U64, U64, NAMES, BLOBS),
 }
 
 

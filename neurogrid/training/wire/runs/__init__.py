@@ -20,6 +20,7 @@ from neurogrid.training.wire.runs.leases import (
     Start,
     Started,
 )
+from neurogrid.training.wire.runs.replicas import Average, Averaged, Commit, Committed
 from neurogrid.training.wire.runs.stages import (
     MAX_CHAIN_MEMBERS,
     MAX_CHAIN_STAGES,
@@ -59,6 +60,10 @@ __all__ = [
     "Applied",
     "Apply",
     "Ask",
+    "Average",
+    "Averaged",
+    "Commit",
+    "Committed",
     "DEFAULT_RUN_LIMITS",
     "Dismiss",
     "Held",

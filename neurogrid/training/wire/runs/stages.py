@@ -49,6 +49,8 @@ __all__ = [
     "MAX_CHAIN_STAGES",
     "MAX_MICRO_BATCHES",
     "MAX_STATE_PIECES",
+    "PIECE_BLOBS",
+    "PIECE_NAMES",
     "STAGE_STATES",
     "Applied",
     "Apply",
@@ -57,6 +59,8 @@ __all__ = [
     "StageTensor",
     "Step",
     "StepDone",
+    "check_once",
+    "check_pieces",
     "session_of",
 ]
 
@@ -98,7 +102,7 @@ _PROVIDERS: Final = optional(array(_PEER, MAX_CHAIN_STAGES))
 _ROUTES: Final = optional(binary(MAX_MICRO_BATCHES * MAX_CHAIN_STAGES))
 _DIGEST: Final = optional(fixed(DIGEST_BYTES))
 # Of other characters, as many would not fit a message.
-_NAMES: Final = optional(
+PIECE_NAMES: Final = optional(
     replace(
         array(text(_MAX_PIECE_CHARS, smallest=1), MAX_STATE_PIECES),
         must=f"a string of 1 to {_MAX_PIECE_CHARS} visible ASCII characters",
@@ -109,16 +113,21 @@ _NAMES: Final = optional(
         ),
     )
 )
-_BLOBS: Final = optional(array(BLOB, MAX_STATE_PIECES))
+"""Names of pieces of state, each once."""
+
+PIECE_BLOBS: Final = optional(array(BLOB, MAX_STATE_PIECES))
+"""The blob that each of them is."""
 
 
-def _check_pieces(what: str, names: tuple[str, ...], blobs: tuple[bytes, ...]) -> None:
+def check_pieces(what: str, names: tuple[str, ...], blobs: tuple[bytes, ...]) -> None:
+    """Raises RemoteProtocolError where names and blobs are not those of pieces."""
     if len(names) != len(blobs):
         raise violation(f"{what} has {len(names)} names of pieces and {len(blobs)} blobs")
-    _check_once(what, names)
+    check_once(what, names)
 
 
-def _check_once(what: str, names: tuple[str, ...]) -> None:
+def check_once(what: str, names: tuple[str, ...]) -> None:
+    """Raises RemoteProtocolError where a name is there twice."""
     if len(set(names)) != len(names):
         raise violation(f"{what} names something twice")
 
@@ -169,8 +178,8 @@ class StageOrder(ControlPayload):
             "peers": _PEERS,
             "addresses": array(text(MAX_ADDRESS_CHARS), MAX_CHAIN_MEMBERS),
             "bounds": array(uint(MAX_LAYERS), MAX_CHAIN_STAGES + 1),
-            "names": _NAMES,
-            "blobs": _BLOBS,
+            "names": PIECE_NAMES,
+            "blobs": PIECE_BLOBS,
             "providers": _PROVIDERS,
             "quantization": optional(long_text(_MAX_RECORD_BYTES)),
             "widths": optional(array(_WIDTH, MAX_CHAIN_STAGES)),
@@ -187,8 +196,8 @@ class StageOrder(ControlPayload):
     def _check(self) -> None:
         if self.index >= len(self.peers):
             raise violation(f"StageOrder is for member {self.index} of {len(self.peers)}")
-        _check_once("StageOrder", self.peers)
-        _check_once("StageOrder", self.providers)
+        check_once("StageOrder", self.peers)
+        check_once("StageOrder", self.providers)
         if len(self.addresses) != len(self.peers):
             raise violation("StageOrder does not have one address for each member")
         if self.widths and sum(self.widths) != len(self.peers):
@@ -199,7 +208,7 @@ class StageOrder(ControlPayload):
         rises = all(start < stop for start, stop in pairwise(self.bounds))
         if len(self.bounds) != num_stages + 1 or self.bounds[0] != 0 or not rises:
             raise violation("bounds of StageOrder do not give each stage layers, from 0 on")
-        _check_pieces("StageOrder", self.names, self.blobs)
+        check_pieces("StageOrder", self.names, self.blobs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,8 +254,8 @@ class StageReport(ControlPayload):
             "reason": optional(line(MAX_ERROR_CHARS)),
             "memory_bytes": COUNT,
             "lost": optional(text(MAX_PEER_ID_CHARS)),
-            "names": _NAMES,
-            "blobs": _BLOBS,
+            "names": PIECE_NAMES,
+            "blobs": PIECE_BLOBS,
             "holds": optional(BOOLEAN),
             "micro_batches": _MICRO_BATCHES,
             "done": _MICRO_BATCHES,
@@ -261,7 +270,7 @@ class StageReport(ControlPayload):
             raise violation(
                 f"StageReport has {self.done} + {self.under_way} micro-batches of {self.micro_batches}"
             )
-        _check_pieces("StageReport", self.names, self.blobs)
+        check_pieces("StageReport", self.names, self.blobs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -421,13 +430,13 @@ class Applied(ControlPayload):
             "chain": _CHAIN,
             "step": _STEP,
             "memory_bytes": COUNT,
-            "names": _NAMES,
-            "blobs": _BLOBS,
+            "names": PIECE_NAMES,
+            "blobs": PIECE_BLOBS,
         },
     )
 
     def _check(self) -> None:
-        _check_pieces("Applied", self.names, self.blobs)
+        check_pieces("Applied", self.names, self.blobs)
 
 
 class _TensorForm(NamedTuple):

@@ -87,6 +87,11 @@ class RunMessage(MessageCode, limits=DEFAULT_RUN_LIMITS):
     STEP_DONE = 0x78, Traits()
     APPLY = 0x79, Traits()
     APPLIED = 0x7A, Traits()
+    # Several chains average what they have learned.
+    AVERAGE = 0x7B, Traits()
+    AVERAGED = 0x7C, Traits()
+    COMMIT = 0x7D, Traits()
+    COMMITTED = 0x7E, Traits()
 
 
 def run_table(limits: RunLimits = DEFAULT_RUN_LIMITS) -> MessageTable:
