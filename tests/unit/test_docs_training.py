@@ -23,7 +23,7 @@ EXAMPLE = ROOT / "examples" / "run.toml"
 REFERENCE = ROOT / "docs" / "reference" / "run-file.md"
 
 
-@pytest.mark.parametrize("name", ["run", "stages", "adapter"])
+@pytest.mark.parametrize("name", ["run", "stages", "adapter", "replicas"])
 def test_the_examples_train_on_what_is_in_a_clone(name: str) -> None:
     run = parse_run_file((ROOT / "examples" / f"{name}.toml").read_text())
     assert (ROOT / run.data.path).is_dir()

@@ -224,10 +224,12 @@ HOUSE = (
     # Pure: who is where, and which way micro-batches go.
     training(".stages.placement", frozenset()),
     training(".stages.routing", frozenset()),
+    training(".stages.holdings", frozenset()),
     # Pure: what the learner of a stage is told.
     training(".stages.stage_settings", frozenset()),
     # Layers and their optimiser; of peers they know nothing.
     training(".stages.stage_sums", frozenset({"torch"})),
+    training(".stages.outer_steps", frozenset({"torch"})),
     Room(
         "neurogrid.training.stages.lora",
         COMMON | {"neurogrid.model"},

@@ -225,6 +225,8 @@ def test_a_run_in_lines(capsys: pytest.CaptureFixture[str]) -> None:
     chain = {"round": 2, "step": 2, "loss": 3.5, "tokens": 512, "members": 1, "stages": 2}
     assert told(chain) == "step 2, loss 3.5000, 512 tokens, 2 stages"
     assert told({**chain, "stages": 1}) == "step 2, loss 3.5000, 512 tokens, 1 stage"
+    replicas = {**chain, "step": 40, "members": 4, "replicas": 2}
+    assert told(replicas) == "round 2, step 40, loss 3.5000, 512 tokens, 2 replicas, 4 members"
 
 
 def rows(directory: Path, capsys: pytest.CaptureFixture[str]) -> dict[str, str]:
@@ -416,6 +418,13 @@ def test_check_tells_what_stages_take(tmp_path: Path) -> None:
     assert " that are trained of an adapter, beside 3,640,512 that are not\n" in told
     assert "for the inputs of 2 micro-batches, and one of them under way" in told
     assert "come to the leader after each step\n" in told
+    replicas = CHAIN.replace("stages = 2", "stages = 2\nreplicas = 3")
+    (tmp_path / "run.toml").write_text(f'{replicas}[outer]\nmethod = "diloco"\nevery = 10\n')
+    told = command("check", "run.toml", cwd=tmp_path).stdout
+    assert "# what it takes, in 2 stages of each of 3 replicas\n" in told
+    assert "# replicas     3 at most, each of 2 members or fewer; one that lends 506.8 MB" in told
+    assert "# a round      10 steps of each, then about 9.7 MB from each replica to the" in told
+    assert "come to the leader after every 30 steps\n" in told
 
 
 def test_a_model_that_does_not_fit(tmp_path: Path) -> None:

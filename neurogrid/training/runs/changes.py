@@ -196,6 +196,8 @@ def _place(run: RunFile, word: str) -> tuple[type[Section], str]:
         )
     section = SECTIONS[title]
     check_keys(section, [key], section.keys)
+    if run.layout.replicas > 1:
+        raise section.fault(key, "cannot be changed while a run of several replicas goes on")
     allowed = _OF_STAGES if run.is_chain else _OF_ALL
     if word not in allowed:
         told = f"changed may be {', '.join(allowed)}"

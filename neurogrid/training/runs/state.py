@@ -147,6 +147,14 @@ class RunState:
                 return seat
         return None
 
+    def keep_all(self) -> None:
+        """Let the run be resumable after each round from here on, until `forget_before` says otherwise."""
+        self._resumable = None
+
+    def forget_before(self, round_number: int) -> None:
+        """Rounds before this one are not gone back to any more."""
+        self._snapshots = {r: kept for r, kept in self._snapshots.items() if r >= round_number}
+
     def apply(self, entry: Entry) -> None:
         """Go on by one entry.
 

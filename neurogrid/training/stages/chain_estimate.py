@@ -83,7 +83,7 @@ class StageEstimate:
     Attributes:
         start, stop: its layers.
         weights: of the model and of the adapter.
-        gradients, optimizer: of what learns.
+        gradients, optimizer: of what learns; with replicas what these have in common is the optimiser's, too.
         copies: of weights that are multiplied in another dtype than they are held in.
         activations: what micro-batches leave for their backward passes.
         opening: beside its weights, while it is opened and nothing else is there: what a layer is made of.
@@ -124,7 +124,7 @@ class ChainEstimate:
         tied_bytes: that the first and the last stage send each other in a step.
         state_bytes: that the leader fetches to keep the state once.
         bubble: the share of a step in which a stage waits for others.
-        num_steps: until the run stops; None where that is not known.
+        num_steps: of each chain, until the run stops; None where that is not known.
         compute_seconds, send_seconds, tied_seconds: of a step: of computing, of sending over a boundary, which goes on
             beside it, and of sending what is tied behind both. None where speed, or bandwidth, is not known.
     """
@@ -165,7 +165,7 @@ def stage_sizes(run: RunFile, numbers: ChainNumbers) -> StageSizes:
             f"[layout] subspace is {subspace:,}, and the model's hidden states have {numbers.hidden_size:,} numbers: "
             "give fewer, or 0"
         )
-    held, learning = _held_width(run), _FLOAT * (2 + optimizer_vectors(run.inner))
+    held, learning = _held_width(run), _FLOAT * (2 + _optimizer_vectors(run))
     if run.adapter.r:
         bases = numbers.coded or [held * layer for layer in numbers.layers]
         layers = tuple(
@@ -263,7 +263,6 @@ def estimate_chain(
     compute = samples / (min(speeds) * num_stages) / (1 - idle) if speeds else None
     send = boundary * has_boundary / bytes_per_second if bytes_per_second else None
     tied_seconds = tied / bytes_per_second if bytes_per_second else None
-    as_steps = replace(run, outer=OuterSection.of("data_parallel"))
     seconds = _step_seconds(compute, send, tied_seconds)
     return ChainEstimate(
         stages=tuple(
@@ -275,13 +274,24 @@ def estimate_chain(
         samples=samples,
         boundary_bytes=boundary * has_boundary,
         tied_bytes=tied,
-        state_bytes=_FLOAT * (1 + optimizer_vectors(run.inner)) * learning,
+        state_bytes=_FLOAT * (1 + optimizer_vectors(run.inner) + _has_momentum(run)) * learning,
         bubble=idle,
-        num_steps=num_rounds(as_steps, samples, num_samples, seconds),
+        num_steps=_num_steps(run, num_samples, seconds),
         compute_seconds=compute,
         send_seconds=send,
         tied_seconds=tied_seconds,
     )
+
+
+def _num_steps(run: RunFile, num_samples: int | None, seconds: float | None) -> int | None:
+    """Steps of each chain until the run stops; None where that is not known."""
+    replicas = run.layout.replicas
+    # A step of one chain is a round.
+    rounds = run if replicas > 1 else replace(run, outer=OuterSection.of("data_parallel"))
+    every = rounds.outer.round_steps
+    samples = replicas * every * run.num_batch_samples
+    num = num_rounds(rounds, samples, num_samples, None if seconds is None else every * seconds)
+    return None if num is None else num * every
 
 
 def _step_seconds(compute: float | None, send: float | None, tied: float | None) -> float | None:
@@ -329,12 +339,22 @@ def _stage(
         stop=stop,
         weights=layers + ends + _FLOAT * adapter,
         gradients=_FLOAT * learning,
-        optimizer=_FLOAT * optimizer_vectors(run.inner) * learning,
+        optimizer=_FLOAT * _optimizer_vectors(run) * learning,
         copies=_NARROW * copied * whole,
         opening=max(most, _FLOAT * numbers.ends - layers if ends else 0),
         activations=micro_batch * (whole * a_sample + inputs * run.data.sequence_length * a_token),
         under_way=under_way,
     )
+
+
+def _optimizer_vectors(run: RunFile) -> int:
+    """Values that optimisers keep of a parameter; replicas have the common weights and the outer momentum besides."""
+    common = run.layout.replicas > 1
+    return optimizer_vectors(run.inner) + common + _has_momentum(run)
+
+
+def _has_momentum(run: RunFile) -> bool:
+    return run.layout.replicas > 1 and run.outer.momentum > 0
 
 
 def _held_width(run: RunFile) -> int:

@@ -111,7 +111,7 @@ class StageInbox:
         """A tensor of the step that is under way, which does not wait any more; None where it has not come."""
         return self._waiting.pop((code, self.step, number, sender), None)
 
-    def advance(self) -> None:
-        """The next step is under way. What was not taken of this one is dropped."""
-        self.step += 1
+    def advance(self, step: int | None = None) -> None:
+        """Another step is under way: the next one, or the one given. What was not taken of those before is dropped."""
+        self.step = self.step + 1 if step is None else step
         self._waiting = {key: each for key, each in self._waiting.items() if key[1] >= self.step}

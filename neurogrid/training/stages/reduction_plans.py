@@ -1,6 +1,6 @@
-"""The plans by which members of a stage add up what they have: each makes the same for itself. Pure.
+"""The plans by which members of a stage, or of replicas, add up what they have: each makes the same for itself. Pure.
 
-Source: protocol_spec/training/stages.md, "Several members".
+Source: protocol_spec/training/stages.md, "Several members", "Replicas".
 """
 
 from __future__ import annotations
@@ -34,8 +34,9 @@ def reduction_plan(
     reducers: Sequence[str],
     num_elements: int,
     codec: str = "f32",
+    weights: Sequence[float] = (),
 ) -> ReductionPlan:
-    """The plan of one of the reductions of a step.
+    """The plan of one of the reductions of a step, or of an attempt at a round.
 
     Args:
         run: the id of the run.
@@ -44,6 +45,7 @@ def reduction_plan(
         reducers: those of them that the others can dial; empty where nobody can be, and the first reduces.
         num_elements: of the vector, at least 1.
         codec: the form of what members send, and of the mean.
+        weights: of the members; empty for 1 each.
     """
     reducing = tuple(reducers) or tuple(members[:1])
     parts = len(reducing)
@@ -56,7 +58,7 @@ def reduction_plan(
     return ReductionPlan(
         reduction=int.from_bytes(named[:8], "big"),
         members=tuple(members),
-        weights=(1.0,) * len(members),
+        weights=tuple(weights) or (1.0,) * len(members),
         reducers=reducing,
         cuts=tuple(round(num_chunks * part / parts) for part in range(parts + 1)),
         num_elements=num_elements,

@@ -39,15 +39,17 @@ from neurogrid.model.stages.training_stage import TrainingStage
 from neurogrid.training.optimizers import square_of_norm, token_weighted_loss
 from neurogrid.training.optimizers.gradients import IGNORED_LABEL
 from neurogrid.training.runs.inner_optimizer import make_optimizer, rates_of
+from neurogrid.training.stages.holdings import FIRST, LAST, TIED, layer_piece
 from neurogrid.training.stages.lora import Adapters, is_adapter_tensor, require_targets
+from neurogrid.training.stages.outer_steps import OuterSteps
 from neurogrid.training.stages.stage_settings import StageSettings
 from neurogrid.training.stages.stage_sums import StageSums
 from neurogrid.training.trainer.models import parse_config
 
 __all__ = ["StageLearner"]
 
-_FIRST: Final = "first"
-_LAST: Final = "last"
+# What the outer optimiser keeps of a parameter, where replicas average.
+_OUTER: Final = "outer"
 # What each kind of optimiser keeps of a parameter; a number of steps is a tensor of no dimensions.
 _KEYS: Final = {"adamw": ("exp_avg", "exp_avg_sq", "step"), "sgd": ("momentum_buffer",)}
 
@@ -65,6 +67,7 @@ class StageLearner:
     Attributes:
         names: of what learns here, sorted: parameters of the whole model, or PEFT's names of an adapter.
         sums: what it has in common with other members of its stage.
+        outer: what it has in common with other replicas; None in a chain alone.
 
     Raises:
         ConfigurationError: the config is no JSON, there are no layers as an adapter names them, or PEFT is missing; or
@@ -132,6 +135,15 @@ class StageLearner:
             self._keep_in_subspace()
         self._values = list(self._parameters.values())
         self.sums = StageSums(self._parameters, rank=settings.power_sgd, seed=settings.seed)
+        self.outer: OuterSteps | None = None
+        if settings.outer_lr:
+            shared = first & last
+            self.outer = OuterSteps(
+                self._parameters,
+                {name: TIED if name in shared else self._pieces[name] for name in self.names},
+                lr=settings.outer_lr,
+                momentum=settings.outer_momentum,
+            )
         self._optimizer = self._new_optimizer()
         self._rate_of = rates_of(inner, settings.total_steps)
 
@@ -258,6 +270,8 @@ class StageLearner:
         for number in self.under_way:
             self._stage.forget(number)
         self.drop()
+        if self.outer is not None:
+            self.outer.forget()
 
     def tied_gradient(self) -> Tensor:
         """This stage's part of the gradient of what is tied, for the other one: float32 [elements], on the CPU.
@@ -347,7 +361,8 @@ class StageLearner:
 
         "layer.N" is of a layer, "first" and "last" are of what stands outside the layers. A copy of what is tied is in
         no piece of the last stage, which takes "first" for it, too. Within a piece a parameter has its name, and what
-        the optimiser keeps of it `KEY/NAME`.
+        the optimiser keeps of it `KEY/NAME`; of replicas the outer momentum is `outer/NAME`. Theirs is a state between
+        two rounds.
 
         Returns:
             Tensors on the CPU that may be the learner's own memory: they change with the next step.
@@ -361,6 +376,9 @@ class StageLearner:
             for key, value in self._state(parameter).items():
                 if value is not None:  # momentum of SGD before its first step
                     piece[f"{key}/{name}"] = value.detach().cpu()
+            momentum = None if self.outer is None else self.outer.momentum(name)
+            if momentum is not None:
+                piece[f"{_OUTER}/{name}"] = momentum
         return found
 
     def load_pieces(self, pieces: Mapping[str, Mapping[str, Tensor]]) -> None:
@@ -373,7 +391,9 @@ class StageLearner:
             CheckpointError: one is missing, damaged, or of another model or optimiser. Nothing has changed then.
         """
         keys = _KEYS[self._settings.inner.optimizer]
+        has_momentum = self.outer is not None and self._settings.outer_momentum > 0
         states: dict[str, dict[str, Tensor]] = {}
+        momenta: dict[str, Tensor] = {}
         for name, parameter in self._parameters.items():
             title = self._pieces[name]
             piece = pieces.get(title)
@@ -387,7 +407,10 @@ class StageLearner:
                 shape = torch.Size() if key == "step" else parameter.shape
                 _check_piece(title, piece, f"{key}/{name}", shape)
             states[name] = found
-        self._require_known(pieces, keys)
+            if has_momentum:
+                _check_piece(title, piece, f"{_OUTER}/{name}", parameter.shape)
+                momenta[name] = piece[f"{_OUTER}/{name}"]
+        self._require_known(pieces, (*keys, _OUTER) if has_momentum else keys)
         self.forget_all()
         self._optimizer = self._new_optimizer()
         with torch.no_grad():
@@ -398,6 +421,8 @@ class StageLearner:
                         key: value.clone() if key == "step" else value.to(self._device, copy=True)
                         for key, value in states[name].items()
                     }
+        if self.outer is not None:
+            self.outer.load(momenta)
 
     def weights(self) -> dict[str, Tensor]:
         """What learns as a checkpoint of transformers has it, or PEFT's file of an adapter: float32, on the CPU.
@@ -451,10 +476,10 @@ class StageLearner:
     def _piece_of(self, name: str, first: frozenset[str]) -> str:
         layer_id = layer_of(name, self._stage.num_layers)
         if layer_id is not None:
-            return f"layer.{layer_id}"
+            return layer_piece(layer_id)
         if self._stage.is_of_layer(name):
             raise UnsupportedModelError(f"cannot tell which layer {name} belongs to")
-        return _FIRST if name in first else _LAST
+        return FIRST if name in first else LAST
 
     def _require_known(
         self, pieces: Mapping[str, Mapping[str, Tensor]], keys: tuple[str, ...]
@@ -465,7 +490,7 @@ class StageLearner:
             for title in self.wanted_pieces
         }
         for title, names in known.items():
-            if title == _FIRST and not self.is_first:
+            if title == FIRST and not self.is_first:
                 continue  # most of it is the first stage's
             expected = names | {f"{key}/{name}" for key in keys for name in names}
             if strangers := sorted(pieces[title].keys() - expected):

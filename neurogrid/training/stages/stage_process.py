@@ -78,12 +78,16 @@ class StageProcess:
         self._nursery, self._threads = nursery, threads
         self._lock = trio.Lock()
         self._directory = directory
-        self._layers: object = None
+        self._layers: StageSettings | None = None
         self._num_elements = 0
         self._vectors: tuple[Tensor, Tensor] | None = None
         self.is_tied = False
         self.memory_bytes = 0
         self.step: int | None = None
+
+    @property
+    def _is_replica(self) -> bool:
+        return self._layers is not None and self._layers.outer_lr > 0
 
     async def begin(self) -> None:
         """Start the process, if it does not run."""
@@ -165,26 +169,35 @@ class StageProcess:
         what: str,
         reduce: Callable[[int, Tensor, Tensor], Awaitable[None]],
         *,
-        num_members: int,
-        chain: int,
+        num_members: int = 1,
+        chain: int = 0,
         turn: int = 0,
+        groups: Sequence[Sequence[str]] = (),
     ) -> bool:
-        """Have gradients, or a part of the weights, in common with the other members of the stage.
+        """Have gradients, or a part of the weights, in common with the other members of the stage; or find out what
+        replicas have learned in a round.
 
         Args:
-            what: "gradients", which are summed up, or "weights", of which the mean is taken.
+            what: "gradients", which are summed up, "weights", of which the mean is taken, or "differences" of a round,
+                whose means wait for `commit`.
             reduce: writes the mean of a vector over all members, float32 [n], into the second one; the first is this
                 member's. The number counts those of this call.
             num_members: of the stage.
             chain: the number of the arrangement.
             turn: which part of the weights.
+            groups: of "differences", the pieces of each vector.
 
         Returns:
             Whether the gradients of this member were finite; else it gave zeros.
         """
         own, mean = await self._shared()
         told = await self._call(
-            "begin_mean", what=what, members=num_members, chain=chain, turn=turn
+            "begin_mean",
+            what=what,
+            members=num_members,
+            chain=chain,
+            turn=turn,
+            groups=[list(group) for group in groups],
         )
         is_finite, number = bool(told["is_finite"]), 0
         while (num := told["num_elements"]) is not None:
@@ -299,19 +312,31 @@ class StageProcess:
     ) -> None:
         """Make a step of the optimiser, or drop the gradients.
 
+        Of replicas no state is gone on from after it: a round that is made again may come to another.
+
         Args:
             norm: of the gradients of all stages.
             rate, clip: as of `StageLearner.apply`.
         """
 
         def note(told: dict[str, Any]) -> None:
-            self.memory_bytes, self.step = told["memory"], step + 1
+            self.memory_bytes = told["memory"]
+            self.step = None if self._is_replica else step + 1
 
         # Whoever waits for it or not: the state is none of a step's until it is done.
         self.step = None
         await self._call(
             "apply", note, step=step, norm=norm, is_applied=is_applied, rate=rate, clip=clip
         )
+
+    async def commit(self) -> None:
+        """A round is made: let the weights be those that all replicas have in common."""
+
+        def note(told: dict[str, Any]) -> None:
+            self.memory_bytes = told["memory"]
+
+        self.step = None
+        await self._call("commit", note)
 
     async def save(self, directory: Path) -> dict[str, Path]:
         """Write the state, and return its pieces' files by name.

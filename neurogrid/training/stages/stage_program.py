@@ -14,6 +14,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from neurogrid.errors import ConfigurationError
+from neurogrid.training.stages.outer_steps import OuterSteps
 from neurogrid.training.stages.stage_learner import StageLearner
 from neurogrid.training.stages.stage_settings import StageSettings
 from neurogrid.training.stages.stage_sums import Means
@@ -65,6 +66,7 @@ class _Program:
             "forget": self._forget,
             "squared_norm": self._squared_norm,
             "apply": self._apply,
+            "commit": self._commit,
             "save": self._save,
         }
 
@@ -129,10 +131,12 @@ class _Program:
         return {}
 
     def _begin_mean(self, order: dict[str, Any]) -> dict[str, Any]:
-        """The first of the vectors that go out, of gradients or of weights."""
-        sums = self._learner.sums
-        if order["what"] == "weights":
-            self._means, is_finite = sums.weights(order["turn"]), True
+        """The first of the vectors that go out, of gradients, of weights, or of what was learned in a round."""
+        sums, is_finite = self._learner.sums, True
+        if order["what"] == "differences":
+            self._means = self._outer.differences(order["groups"])
+        elif order["what"] == "weights":
+            self._means = sums.weights(order["turn"])
         else:
             if not (is_finite := sums.has_finite_gradients()):
                 self._learner.drop()
@@ -212,6 +216,18 @@ class _Program:
             self._learner.drop()
         assert self._memory is not None
         return {"memory": self._memory.most()}
+
+    def _commit(self, order: dict[str, Any]) -> dict[str, Any]:
+        """A round is made."""
+        self._outer.commit()
+        assert self._memory is not None
+        return {"memory": self._memory.most()}
+
+    @property
+    def _outer(self) -> OuterSteps:
+        if self._learner.outer is None:
+            raise TrainerError("this stage is of a chain alone")
+        return self._learner.outer
 
     def _save(self, order: dict[str, Any]) -> dict[str, Any]:
         directory = Path(order["directory"])

@@ -21,6 +21,7 @@ _MAX_STEPS: Final = 2**40
 _MAX_THREADS: Final = 4096
 _MAX_CONFIG_CHARS: Final = 1024 * 1024
 _MAX_DEVICE_CHARS: Final = 64
+_MAX_OUTER_LR: Final = 100.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +45,7 @@ class StageSettings:
         power_sgd: the rank that gradients go to the other members of the stage at; 0 for as they are.
         subspace: dimensions of the subspace that hidden states between stages are kept in; without an adapter alone. 0
             for whole ones.
+        outer_lr, outer_momentum: of the step that replicas make together in each round; a rate of 0 for a chain alone.
 
     Raises:
         ConfigurationError: a value is out of its range.
@@ -63,6 +65,8 @@ class StageSettings:
     quantization: str = ""
     power_sgd: int = 0
     subspace: int = 0
+    outer_lr: float = 0.0
+    outer_momentum: float = 0.0
 
     def __post_init__(self) -> None:
         fits = 0 < len(self.config) <= _MAX_CONFIG_CHARS
@@ -79,6 +83,8 @@ class StageSettings:
         fits = isinstance(self.quantization, str) and len(self.quantization) <= _MAX_CONFIG_CHARS
         fits = fits and bool(self.adapter.r or not self.quantization)
         _whole("power_sgd", self.power_sgd, 0, MAX_RANK)
+        _real("outer_lr", self.outer_lr, _MAX_OUTER_LR)
+        _real("outer_momentum", self.outer_momentum, 1.0)
         _check("quantization", self.quantization, fits, "JSON of at most 1 MiB, with an adapter")
         _whole("subspace", self.subspace, 0, 0 if self.adapter.r else MAX_SUBSPACE)
 
@@ -104,6 +110,11 @@ class StageSettings:
 def _whole(name: str, value: object, least: int, most: int) -> None:
     fits = type(value) is int and least <= value <= most
     _check(name, value, fits, f"a whole number from {least} to {most}")
+
+
+def _real(name: str, value: object, most: float) -> None:
+    fits = isinstance(value, float) and 0 <= value <= most
+    _check(name, value, fits, f"a number from 0 to {most:g}")
 
 
 def _check(name: str, value: object, fits: bool, wanted: str) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor
 from neurogrid.errors import ConfigurationError, UnsupportedModelError
 from neurogrid.training.leading.chains.numbers import chain_numbers
 from neurogrid.training.runs.estimate import BASE_BYTES
-from neurogrid.training.runs.run_file import InnerSection, RunFile, parse_run_file
+from neurogrid.training.runs.run_file import InnerSection, OuterSection, RunFile, parse_run_file
 from neurogrid.training.runs.run_file.stage_sections import AdapterSection, LayoutSection
 from neurogrid.training.stages.chain_estimate import (
     ChainNumbers,
@@ -258,3 +258,18 @@ def test_a_batch_goes_in_as_many_micro_batches_as_leave_room() -> None:
         )
         == 12
     )
+
+
+def test_replicas_have_common_weights_and_momentum_besides() -> None:
+    outer = OuterSection.of("diloco", every=5)
+    run = replace(RUN, layout=replace(RUN.layout, replicas=2), outer=outer)
+    alone, beside = estimate_chain(RUN, NUMBERS), estimate_chain(run, NUMBERS)
+    for one, other in zip(alone.stages, beside.stages, strict=True):
+        assert other.optimizer - one.optimizer == 2 * one.gradients
+    assert beside.state_bytes - alone.state_bytes == 4 * NUMBERS.num_parameters
+    # Of 800 samples each takes a half, in rounds of 5 batches of 8.
+    assert (alone.num_steps, beside.num_steps) == (100, 50)
+    needed = stage_sizes(RUN, NUMBERS).needed(0, 4), stage_sizes(run, NUMBERS).needed(0, 4)
+    assert needed[1] - needed[0] == 8 * NUMBERS.num_parameters
+    averaging = replace(run, outer=replace(outer, momentum=0.0))
+    assert estimate_chain(averaging, NUMBERS).state_bytes == alone.state_bytes

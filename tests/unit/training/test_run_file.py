@@ -498,3 +498,31 @@ def test_a_chain_of_so_many_members_has_four_micro_batches_for_each() -> None:
     assert (layout.num_micro_batches(100), layout.num_micro_batches(100, 5)) == (8, 20)
     assert layout.num_micro_batches(3, 5) == 3
     assert replace(layout, micro_batches=7).num_micro_batches(100, 5) == 7
+
+
+REPLICAS = LEAST + '[outer]\nmethod = "diloco"\n[layout]\nreplicas = 3\nstages = 2\n'
+
+
+def test_replicas_are_chains_that_average() -> None:
+    run = parse_run_file(REPLICAS)
+    assert run.is_chain
+    assert parse_run_file(REPLICAS.replace("stages = 2", "stages = 1")).is_chain
+    assert parse_run_file(run.text()) == run
+
+
+@pytest.mark.parametrize(
+    ("given", "wanted", "told"),
+    [
+        ('"diloco"', '"averaging"', 'method is "diloco" where [layout] replicas is above 1'),
+        ('"diloco"', '"diloco"\nway = "server"', 'way is "butterfly" where'),
+        ('"diloco"', '"diloco"\naggregator = "median"', 'aggregator is "mean" where'),
+        ('"diloco"', '"diloco"\ncodec = "topk:64"', '"sign" and "topk" are not for'),
+        ('"diloco"', '"diloco"\nquorum = 4', "quorum is at most [layout] replicas, 3"),
+        ("[layout]", "[members]\nmin = 4\n[layout]", "min is at most [layout] replicas, 3"),
+        ("stages = 2", "stages = 2\nstage_members = 2", "stage_members is 1 with them"),
+        ("stages = 2", "stages = 2\nsubspace = 8", "replicas have no subspace"),
+        ("= 3\nstages = 2", "= 64\nstages = 8", "of 8 stages are at most 32"),
+    ],
+)
+def test_what_replicas_cannot_do_is_said(given: str, wanted: str, told: str) -> None:
+    assert told in refused(REPLICAS.replace(given, wanted))

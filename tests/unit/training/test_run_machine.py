@@ -143,6 +143,25 @@ def test_what_is_resumed_deals_what_was_dealt() -> None:
     assert [cluster.machine.works(seat) for seat in (0, 1)] == wanted
 
 
+def test_a_leader_that_goes_on_can_go_back_as_far_as_it_has_kept() -> None:
+    cluster = Cluster(rules(min_members=1, max_samples=None))
+    # As one that has read its journal, and can be resumed where it was.
+    cluster.state._resumable = {0}
+    cluster.state.keep_all()
+    cluster.join("a")
+    works = []
+    for _ in range(3):
+        cluster.average()
+        works.append(cluster.machine.works(0))
+    cluster.state.forget_before(2)
+    with pytest.raises(ConfigurationError, match="no round 1"):
+        cluster.machine.resume(1)
+    cluster.machine.resume(2)
+    assert cluster.state.round == 2
+    cluster.join("b")
+    assert cluster.machine.works(0) == works[1]
+
+
 def test_a_vacant_seat_that_nobody_takes_is_dealt_to_the_rest() -> None:
     cluster = Cluster(rules(min_members=1), num_epochs=1)
     cluster.join("a")

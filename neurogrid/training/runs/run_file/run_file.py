@@ -71,8 +71,9 @@ class RunFile(Section):
 
     @property
     def is_chain(self) -> bool:
-        """Whether members are stages, of one or several each, or learn an adapter: one state of what learns."""
-        return self.layout.stages > 1 or self.layout.stage_members > 1 or self.adapter.r > 0
+        """Whether members are stages, of one or several each, or learn an adapter; in one chain or several."""
+        layout = self.layout
+        return max(layout.stages, layout.stage_members, layout.replicas) > 1 or self.adapter.r > 0
 
     @property
     def num_batch_samples(self) -> int:
@@ -80,6 +81,13 @@ class RunFile(Section):
         if self.model.kind == CAUSAL_LM:
             return self.inner.batch_tokens // self.data.sequence_length
         return self.inner.batch_samples
+
+    @property
+    def steps_between_states(self) -> int:
+        """Steps after which the leader of stages keeps their state: of replicas whole rounds."""
+        steps = self.layout.steps_between_states(has_adapter=self.adapter.r > 0)
+        every = self.outer.every if self.layout.replicas > 1 else 1
+        return -(-steps // every) * every
 
     def text(self) -> str:
         """The same as TOML, with all that was not given; `parse_run_file` gives an equal one."""
@@ -101,6 +109,8 @@ class RunFile(Section):
                 "is for models whose own weights learn from the beginning: with an [adapter] they stay as they are",
                 AdapterSection.place_of("r"),
             )
+        if self.layout.replicas > 1:
+            self._check_replicas()
         if self.model.kind == CAUSAL_LM:
             if not self.num_batch_samples:
                 raise InnerSection.fault(
@@ -123,6 +133,33 @@ class RunFile(Section):
                 f"is at most [members] max, {self.members.max}",
                 MembersSection.place_of("max"),
             )
+
+    def _check_replicas(self) -> None:
+        """Raises WrongValueError where replicas would have to do what they cannot."""
+        outer, replicas = self.outer, self.layout.replicas
+        for key, value in (("method", "diloco"), ("way", "butterfly"), ("aggregator", "mean")):
+            if getattr(outer, key) != value:
+                raise OuterSection.fault(
+                    key,
+                    f'is "{value}" where [layout] replicas is above 1',
+                    LayoutSection.place_of("replicas"),
+                )
+        if outer.codec.partition(":")[0] in ("sign", "topk"):
+            raise OuterSection.fault(
+                "codec",
+                '"sign" and "topk" are not for [layout] replicas: "f16" is, or "int8"',
+                LayoutSection.place_of("replicas"),
+            )
+        for section, key, least in (
+            (OuterSection, "quorum", outer.quorum),
+            (MembersSection, "min", self.members.min),
+        ):
+            if least > replicas:
+                raise section.fault(
+                    key,
+                    f"is at most [layout] replicas, {replicas}",
+                    LayoutSection.place_of("replicas"),
+                )
 
 
 def _lines_of(section: Section) -> Iterator[str]:

@@ -17,7 +17,14 @@ from neurogrid.training.runs.run_file.values import (
     whole,
 )
 
-__all__ = ["MAX_RANK", "MAX_STAGES", "MAX_SUBSPACE", "AdapterSection", "LayoutSection"]
+__all__ = [
+    "MAX_RANK",
+    "MAX_REPLICAS",
+    "MAX_STAGES",
+    "MAX_SUBSPACE",
+    "AdapterSection",
+    "LayoutSection",
+]
 
 MAX_STAGES: Final = 64
 """Stages of a chain."""
@@ -30,6 +37,12 @@ MAX_STAGE_MEMBERS: Final = 64
 
 MAX_MICRO_BATCHES: Final = 1024
 """Micro-batches of a step."""
+
+MAX_REPLICAS: Final = 64
+"""Chains of a run."""
+
+MAX_MEMBERS_AT_ONCE: Final = 256
+"""Members of all chains, over all stages."""
 
 MAX_RANK: Final = 1024
 """Of an adapter, and of what gradients are compressed to."""
@@ -46,7 +59,9 @@ class LayoutSection(Section):
     """How the model is cut: one stage is a whole model on each member, more are a chain of members with a part each.
 
     Attributes:
-        stages: of the chain.
+        stages: of the chain; of each of several replicas at most.
+        replicas: most replicas of the model, which average what they have learned: each is a chain, or a machine that
+            has room for all of it.
         stage_members: most members of a stage, which share its work; more join in while the run goes on.
         micro_batches: that a batch of a chain is cut into; 0 for four for each member, or one a sample where those are
             fewer.
@@ -63,6 +78,7 @@ class LayoutSection(Section):
     """
 
     stages: int = 1
+    replicas: int = 1
     stage_members: int = 1
     micro_batches: int = 0
     activations: str = "bfloat16"
@@ -77,6 +93,7 @@ class LayoutSection(Section):
     title: ClassVar[str] = "layout"
     keys: ClassVar[Mapping[str, Kind]] = {
         "stages": whole(1, MAX_STAGES),
+        "replicas": whole(1, MAX_REPLICAS),
         "stage_members": whole(1, MAX_STAGE_MEMBERS),
         "micro_batches": whole(0, MAX_MICRO_BATCHES),
         "activations": one_of("bfloat16", "float32"),
@@ -90,6 +107,21 @@ class LayoutSection(Section):
     }
 
     def _check(self) -> None:
+        if self.replicas > 1 and self.stage_members > 1:
+            raise self.fault(
+                "replicas",
+                "are of stages of one member each: stage_members is 1 with them",
+                self.place_of("stage_members"),
+            )
+        if self.replicas > 1 and self.subspace:
+            raise self.fault("replicas", "have no subspace", self.place_of("subspace"))
+        if self.replicas > 1 and self.replicas * self.stages > MAX_MEMBERS_AT_ONCE:
+            raise self.fault(
+                "replicas",
+                f"of {self.stages} stages are at most {MAX_MEMBERS_AT_ONCE // self.stages}: a round has "
+                f"{MAX_MEMBERS_AT_ONCE} members",
+                self.place_of("stages"),
+            )
         if self.power_sgd and self.gradients != "float32":
             raise self.fault(
                 "power_sgd", "sends what it sends in float32", self.place_of("gradients")

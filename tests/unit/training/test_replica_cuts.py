@@ -1,0 +1,48 @@
+"""Members become replicas of both kinds, by what they have room for."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from neurogrid.training.stages.cutting import StageSizes
+from neurogrid.training.stages.replica_cuts import cut_replicas
+
+SIZES = StageSizes((10, 10, 10, 10), 5, 5, 5)
+
+
+def peers_of(rooms: dict[str, int], *, most: int = 4, stages: int = 3) -> list[tuple[str, ...]]:
+    return [cut.peers for cut in cut_replicas(rooms, SIZES, most=most, stages=stages)]
+
+
+def test_whoever_has_room_for_all_is_one_alone_and_others_are_as_few_as_will_do() -> None:
+    rooms = {"a": 26, "whole": 45, "b": 25, "any": 0, "c": 15, "d": 15, "e": 20, "f": 15}
+    assert peers_of(rooms) == [("any",), ("whole",), ("a", "b"), ("d", "e", "c")]
+
+
+def test_no_more_than_are_wanted() -> None:
+    assert peers_of({"a": 0, "b": 0, "c": 0}, most=2) == [("a",), ("b",)]
+    assert peers_of({"a": 0}, most=0) == []
+
+
+def test_those_that_have_too_little_stand_by() -> None:
+    assert peers_of({"a": 25}) == []
+    assert peers_of({"a": 15, "b": 15, "c": 15, "d": 15}) == []
+    assert peers_of({"a": 15, "b": 15, "c": 15, "d": 15}, stages=4) == [("a", "b", "c", "d")]
+
+
+@given(
+    st.dictionaries(st.text(min_size=1, max_size=3), st.integers(0, 60), max_size=8),
+    st.integers(0, 4),
+    st.integers(1, 5),
+)
+def test_each_fits_and_nobody_is_in_two(rooms: dict[str, int], most: int, stages: int) -> None:
+    found = cut_replicas(rooms, SIZES, most=most, stages=stages)
+    assert len(found) <= most
+    peers = [peer for each in found for peer in each.peers]
+    assert len(set(peers)) == len(peers)
+    for each in found:
+        assert len(each.peers) <= stages
+        assert (each.bounds[0], each.bounds[-1]) == (0, 4)
+        for peer, start, stop in zip(each.peers, each.bounds, each.bounds[1:], strict=False):
+            assert not rooms[peer] or SIZES.needed(start, stop) <= rooms[peer]
