@@ -65,7 +65,9 @@ def _lines(
         lent: bytes that the member of each stage lends; empty where that is not known.
     """
     num_stages, has_adapter = len(told.stages), run.adapter.r > 0
-    yield f"what it takes, in {_counted(num_stages, 'stage')}"
+    replicas = run.layout.replicas
+    of = f" of each of {replicas} replicas" if replicas > 1 else ""
+    yield f"what it takes, in {_counted(num_stages, 'stage')}{of}"
     beside = f" of an adapter, beside {numbers.num_parameters:,} that are not"
     yield f"parameters   {told.num_learning:,} that are trained{beside if has_adapter else ''}"
     for number, stage in enumerate(told.stages, 1):
@@ -76,7 +78,10 @@ def _lines(
             f"             {names} may take more than its member lends: smaller micro-batches ([layout] "
             "micro_batches) and [layout] recompute make that less"
         )
-    yield f"members      {_members(run)}"
+    if replicas > 1:
+        yield from _replicas(run, numbers, told)
+    else:
+        yield f"members      {_members(run)}"
     tokens = told.samples * run.data.sequence_length
     waiting = f", stages wait for others {told.bubble:.0%} of the time" if num_stages > 1 else ""
     yield (
@@ -92,7 +97,7 @@ def _lines(
             f"             {format_bytes(told.tied_bytes)} from the first stage to the last, and as many back: the "
             "gradient of what is tied"
         )
-    every = run.layout.steps_between_states(has_adapter=has_adapter)
+    every = run.steps_between_states
     yield (
         f"state        {format_bytes(told.state_bytes)} come to the leader after "
         f"{'each step' if every == 1 else f'every {every:,} steps'}"
@@ -100,6 +105,25 @@ def _lines(
     if told.num_steps is not None:
         yield f"steps        {told.num_steps:,}"
     yield from _time(told)
+
+
+def _replicas(run: RunFile, numbers: ChainNumbers, told: ChainEstimate) -> Iterator[str]:
+    """What there is of several replicas."""
+    from neurogrid.training.runs.estimate import BASE_BYTES, codec_bytes
+    from neurogrid.training.stages.chain_estimate import stage_sizes
+
+    num_stages, replicas, every = len(told.stages), run.layout.replicas, run.outer.every
+    whole = BASE_BYTES // 2 + stage_sizes(run, numbers).needed(0, len(numbers.layers))
+    yield (
+        f"replicas     {replicas} at most, each of {_counted(num_stages, 'member')} or fewer; one that lends "
+        f"{format_bytes(whole)} and what a step leaves is one by itself"
+    )
+    # Each element goes to whoever adds it up, and its mean comes back: of n, n - 1 are another member.
+    sent = 2 * codec_bytes(run.outer.codec, told.num_learning) * (replicas - 1) // replicas
+    yield (
+        f"a round      {_counted(every, 'step')} of each, then about {format_bytes(sent)} from each replica to the "
+        "others, and as many back"
+    )
 
 
 def _would_do(run: RunFile, numbers: ChainNumbers, lent: list[int]) -> str:

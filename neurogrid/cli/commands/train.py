@@ -351,14 +351,18 @@ class TrainingLines:
 
 def told(figures: Mapping[str, float]) -> str:
     """A line of metrics.jsonl for people, with what it has."""
-    # Of a chain a round is a step, of all stages together.
-    is_chain = "stages" in figures
+    # Of a chain alone a round is a step, of all stages together.
+    has_replicas = "replicas" in figures
+    is_chain = "stages" in figures and not has_replicas
     parts = [
         f"round {figures['round']:g}" if "round" in figures and not is_chain else "",
         f"step {figures['step']:g}" if "step" in figures else "",
         f"loss {figures['loss']:.4f}" if "loss" in figures else "",
         f"held-out loss {figures['eval_loss']:.4f}" if "eval_loss" in figures else "",
         f"{figures['tokens']:,.0f} tokens" if "tokens" in figures else "",
+        f"{figures['replicas']:g} replica{'' if figures['replicas'] == 1 else 's'}"
+        if has_replicas
+        else "",
         f"{figures['members']:g} members" if "members" in figures and not is_chain else "",
         f"{figures['stages']:g} stage{'' if figures['stages'] == 1 else 's'}" if is_chain else "",
     ]

@@ -248,7 +248,7 @@ def _rows(directory: RunDirectory, *, now: float) -> Iterator[tuple[str, str]]:
     last: Figures = {}
     for line in lines:  # not each has all of them
         last |= line
-    is_chain = "stages" in last
+    is_chain = "stages" in last and "replicas" not in last
     if not is_chain:  # a round is a step then
         yield "round", _counted(last, "round")
     yield "step", _counted(last, "step")
@@ -259,6 +259,8 @@ def _rows(directory: RunDirectory, *, now: float) -> Iterator[tuple[str, str]]:
     if held_out:
         at = f" at step {held_out[-1]['step']:g}" if "step" in held_out[-1] else ""
         yield "held out", f"{held_out[-1]['eval_loss']:.4f}{at}"
+    if "replicas" in last:
+        yield "replicas", _counted(last, "replicas")
     yield (
         ("stages", _stages(last))
         if is_chain

@@ -295,7 +295,8 @@ class RunBoard(QuietProgress):
             told = (EventKind.CHECKPOINT, text, Severity.GOOD)
         elif isinstance(entry, ResumedEntry):
             self._resume(entry.round, at)
-            what = "step" if self.run_file.is_chain else "round"
+            is_of_steps = self.run_file.is_chain and self.run_file.layout.replicas == 1
+            what = "step" if is_of_steps else "round"
             told = (EventKind.BEGAN, f"goes on from {what} {entry.round}", Severity.INFO)
         elif isinstance(entry, StoppingEntry):
             told = (EventKind.ENDING, f"deals no more: {entry.reason}", Severity.INFO)
@@ -307,11 +308,12 @@ class RunBoard(QuietProgress):
 
     def _began(self, entry: BeganEntry) -> str:
         of = f", {entry.num_samples:,} samples in all" if entry.num_samples else ""
-        who = (
-            f"in {self.run_file.layout.stages} stages"
-            if self.run_file.is_chain
-            else f"with {entry.num_members} members"
-        )
+        layout = self.run_file.layout
+        who = f"with {entry.num_members} members"
+        if layout.replicas > 1:
+            who = f"with {entry.num_members} replicas"
+        elif self.run_file.is_chain:
+            who = f"in {layout.stages} stages"
         return f"training begins {who}{of}"
 
     def _leave(self, entry: LeftEntry) -> tuple[EventKind, str, Severity]:

@@ -2,6 +2,9 @@
 
 service         what a leader asks, orders and ends
 participation   one run: model, group, works one after the other
+chain_part      one run in stages: one arrangement after another
+chain_stage     a stage of one arrangement: its steps
+chain_rounds    what it does with other replicas
 sources         peers that slices come from
 settings        what its owner lends
 status          how it stands, for people

@@ -25,6 +25,7 @@ from neurogrid.exception_groups import unwrap_errors
 from neurogrid.p2p.exchange.exchange import Exchange
 from neurogrid.p2p.hosts.host import Host
 from neurogrid.p2p.streams.message_forms import sender_of
+from neurogrid.p2p.trust import ANY_ROLE, WORKER
 from neurogrid.p2p.wire import MessageCode, TensorMessage
 from neurogrid.renewed_event import RenewedEvent
 from neurogrid.temporary import temporary_directory
@@ -40,6 +41,7 @@ from neurogrid.training.stages.stage_process import StageProcess, open_stage_pro
 from neurogrid.training.stages.stage_settings import StageSettings
 from neurogrid.training.wire import training_table
 from neurogrid.training.wire.runs import (
+    Average,
     Order,
     Report,
     RunMessage,
@@ -199,7 +201,9 @@ class ChainPart:
                 aclosing(Exchange(self._host, training_table())) as exchange,
             ):
                 self._reductions = Reductions(
-                    exchange, admit=self._is_beside, early_timeout=_EARLY_TIMEOUT
+                    exchange,
+                    admit=self._is_worker if self._has_replicas else self._is_beside,
+                    early_timeout=_EARLY_TIMEOUT,
                 )
                 await self._take_part(process, directory)
 
@@ -209,6 +213,14 @@ class ChainPart:
         return order is not None and any(
             peer_id in stage and self._host.peer_id in stage for stage in order.stages
         )
+
+    @property
+    def _has_replicas(self) -> bool:
+        return self._run_file.layout.replicas > 1
+
+    def _is_worker(self, peer_id: str) -> bool:
+        """Whether a peer may be in an attempt at a round, which this member may hear of later."""
+        return self._host.role_of(peer_id) in (ANY_ROLE, WORKER)
 
     async def _take_part(self, process: StageProcess, directory: Path) -> None:
         while not self._is_dismissed:
@@ -260,6 +272,8 @@ class ChainPart:
             quantization=order.quantization,
             power_sgd=layout.power_sgd,
             subspace=layout.subspace,
+            outer_lr=self._run_file.outer.lr if self._has_replicas else 0.0,
+            outer_momentum=self._run_file.outer.momentum if self._has_replicas else 0.0,
         )
         await process.settle()
         is_given = any(not name.startswith(WEIGHTS_PIECE) for name in order.names)
@@ -271,7 +285,7 @@ class ChainPart:
             )
         else:
             # Those that hold the state may not know that they are to give it.
-            await self._reach(order, frozenset(order.providers), dials_all=True)
+            await self._reach(order, order.index, frozenset(order.providers), dials_all=True)
             pieces = await self._fetch(order, directory)
             weights = [path for name, path in pieces.items() if name.startswith(WEIGHTS_PIECE)]
             state = {n: path for n, path in pieces.items() if not n.startswith(WEIGHTS_PIECE)}
@@ -297,9 +311,12 @@ class ChainPart:
             note=lambda state: self._note(
                 state, order, process.step, memory_bytes=process.memory_bytes
             ),
+            reach=lambda average, contacts: self._reach(
+                average, average.peers.index(self._host.peer_id), contacts
+            ),
         )
         if not order.is_preparation:
-            await self._reach(order, stage.contacts)
+            await self._reach(order, order.index, stage.contacts)
         self._note("ready", order, process.step, memory_bytes=process.memory_bytes)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._tell_progress)
@@ -342,20 +359,27 @@ class ChainPart:
         return [peer for peer in order.providers if peer in stage and peer != self._host.peer_id]
 
     async def _reach(
-        self, order: StageOrder, contacts: frozenset[str], *, dials_all: bool = False
+        self,
+        told: StageOrder | Average,
+        index: int,
+        contacts: frozenset[str],
+        *,
+        dials_all: bool = False,
     ) -> None:
-        """Have a stream to members of the chain.
+        """Have a stream to members of the chain, or of other replicas.
 
         Args:
+            told: by which there are these.
+            index: of this member among its peers.
             contacts: peer ids.
             dials_all: whether this member dials those that are to dial it, too.
         """
-        for peer_id, address in zip(order.peers, order.addresses, strict=True):
+        for peer_id, address in zip(told.peers, told.addresses, strict=True):
             if peer_id not in contacts or peer_id == self._host.peer_id:
                 continue
-            own = order.addresses[order.index]
+            own = told.addresses[index]
             # Of two that can be dialled, the later one is.
-            is_later = order.peers.index(peer_id) > order.index
+            is_later = told.peers.index(peer_id) > index
             dials = address and (dials_all or is_later or not own)
             try:
                 with trio.fail_after(_DIAL_TIMEOUT):

@@ -26,6 +26,7 @@ from neurogrid.p2p.wire import TensorMessage
 from neurogrid.renewed_event import RenewedEvent
 from neurogrid.training.averaging.reductions import Reductions
 from neurogrid.training.data.blob_files import OfferedFiles
+from neurogrid.training.members.chain_rounds import ChainRounds, Reach
 from neurogrid.training.runs.round_trace import MAX_STEP_PARTS, Timeline, step_trace
 from neurogrid.training.runs.run_file import RunFile
 from neurogrid.training.stages.inbox import StageInbox, sources_of, takers_of_tied
@@ -43,6 +44,9 @@ from neurogrid.training.stages.stage_process import PlainTensor, StageProcess
 from neurogrid.training.wire.runs import (
     Applied,
     Apply,
+    Average,
+    Commit,
+    Committed,
     RunMessage,
     StageOrder,
     StageTensor,
@@ -91,6 +95,7 @@ class ChainStage:
         directory: for the state, as it is kept.
         kept: the files of the state that was kept last.
         note: is called with "working" and "ready".
+        reach: of members of other replicas.
 
     Attributes:
         contacts: peer ids of all that tensors go to or come from, the leader left out.
@@ -113,6 +118,7 @@ class ChainStage:
         directory: Path,
         kept: list[Path],
         note: Callable[[str], None],
+        reach: Reach,
     ) -> None:
         self._order, self._index, self._stages = order, index, order.stages
         self._own, self._leader, self._run_file = own, leader, run_file
@@ -124,6 +130,14 @@ class ChainStage:
         self._apply: Apply | None = None
         self._has_subspace = run_file.layout.subspace > 0
         self._sources = sources_of(self._stages, own, leader, has_subspace=self._has_subspace)
+        self._rounds = ChainRounds(
+            order,
+            own=own,
+            outer=run_file.outer,
+            process=process,
+            reductions=reductions,
+            reach=reach,
+        )
         self._inbox = StageInbox(session_of(order.run), order.chain, order.step, self._sources)
         self._came = RenewedEvent()
         self._fault: NeuroGridError | None = None
@@ -172,6 +186,12 @@ class ChainStage:
             self._take_step(sender, Step.decode(message.data))
         elif code is RunMessage.APPLY:
             self._take_apply(sender, Apply.decode(message.data))
+        elif code is RunMessage.AVERAGE:
+            if self._is_meant(sender, average := Average.decode(message.data)):
+                self._rounds.take_average(average)
+        elif code is RunMessage.COMMIT:
+            if self._is_meant(sender, commit := Commit.decode(message.data)):
+                self._rounds.take_commit(commit)
         else:
             self._inbox.put(sender, StageTensor.of(message))
         self._came.set()
@@ -199,7 +219,7 @@ class ChainStage:
                 raise RemoteProtocolError(f"nothing of step {apply.step} is to be applied here")
             self._apply = apply
 
-    def _is_meant(self, sender: str, told: Step | Apply) -> bool:
+    def _is_meant(self, sender: str, told: Step | Apply | Average | Commit) -> bool:
         """Whether it is of this chain; what is of one that is over is dropped.
 
         Raises:
@@ -235,9 +255,12 @@ class ChainStage:
                 self._outboxes[peer_id] = sender
                 nursery.start_soon(self._send_all, peer_id, receiver)
             while True:
-                while not self._steps:
+                while not self._steps and not self._rounds.is_due:
                     await self._wait()
-                await self._make(self._steps.popleft())
+                if self._rounds.is_due:
+                    await self._go_round()
+                else:
+                    await self._make(self._steps.popleft())
 
     async def _send_all(
         self, peer_id: str, receiver: trio.MemoryReceiveChannel[StageTensor]
@@ -496,7 +519,7 @@ class ChainStage:
         blobs: Sequence[bytes] = ()
         if apply.keeps:
             with self._timeline.during("training.save"):
-                names, blobs = await self._keep()
+                names, blobs = await self._keep(self._step + 1)
         done = self._step
         self._inbox.advance()
         self._note("ready")
@@ -514,9 +537,32 @@ class ChainStage:
         ids = step_trace(self._order.run, self._order.chain, done)
         self._timeline.end(ids, "training.stage", {"neurogrid.step": done + 1})
 
-    async def _keep(self) -> tuple[list[str], list[bytes]]:
-        """Write the state and offer it, in the place of the one before."""
-        directory = self._directory / f"step-{self._step + 1}"
+    async def _go_round(self) -> None:
+        """What is due of a round of several replicas."""
+        averaged = await self._rounds.average(self._step)
+        if averaged is not None:
+            await self._tell(RunMessage.AVERAGED, averaged.encode())
+        if (commit := await self._rounds.commit()) is None:
+            return
+        names: Sequence[str] = ()
+        blobs: Sequence[bytes] = ()
+        if commit.keeps:
+            names, blobs = await self._keep(commit.step)
+        self._inbox.advance(commit.step)
+        self._note("ready")
+        committed = Committed(
+            run=self._order.run,
+            chain=self._order.chain,
+            attempt=commit.attempt,
+            memory_bytes=self._process.memory_bytes,
+            names=tuple(names),
+            blobs=tuple(blobs),
+        )
+        await self._tell(RunMessage.COMMITTED, committed.encode())
+
+    async def _keep(self, step: int) -> tuple[list[str], list[bytes]]:
+        """Write the state after a step and offer it, in the place of the one before."""
+        directory = self._directory / f"step-{step}"
         files = await self._process.save(directory)
         blobs = [await self._offered.offer(path) for path in files.values()]
         for path in self._kept:

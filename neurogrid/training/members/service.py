@@ -66,6 +66,8 @@ MEMBER_TAKES: Final[Table] = {
     RunMessage.TOKENS: _LEADERS,
     RunMessage.LABELS: _LEADERS,
     RunMessage.APPLY: _LEADERS,
+    RunMessage.AVERAGE: _LEADERS,
+    RunMessage.COMMIT: _LEADERS,
     RunMessage.HIDDEN: _WORKERS,
     RunMessage.GRADIENT: _WORKERS,
     RunMessage.TIED: _WORKERS,
@@ -84,6 +86,8 @@ _OF_CHAINS: Final = (
     RunMessage.GRADIENT,
     RunMessage.TIED,
     RunMessage.APPLY,
+    RunMessage.AVERAGE,
+    RunMessage.COMMIT,
 )
 
 Part = Participation | ChainPart

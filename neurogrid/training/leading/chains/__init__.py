@@ -1,10 +1,15 @@
-"""The leader of a run whose model lies in a chain of stages.
+"""The leader of a run whose model lies in a chain of stages, or in several replicas.
 
-lead      opens all that it needs
-leader    arrangements of members as stages, and steps
-members   its workers: asked, started, listened to
-weights   what stages begin with
-numbers   how large they are, from a config alone
-state     what is kept of them on the way
-keeper    journal, figures, checkpoints
+lead       opens all that it needs
+leader     a chain: members as stages, and its steps
+arranging  who is in which stage, and with what it begins
+orders     what members are told of that
+replicas   the leader of several chains: rounds of steps, and what they average
+replica    one of them, in a round
+forming    replicas that load their layers while the others go on
+members    workers: asked, started, listened to
+weights    what stages begin with
+numbers    how large they are, from a config alone
+state      what is kept of them on the way
+keeper     journal, figures, checkpoints
 """

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import logging
 import math
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -20,10 +19,10 @@ from typing import Final
 import trio
 
 from neurogrid.errors import ConfigurationError, NoRouteError
-from neurogrid.training.leading.chains.chain import Chain, ChainBroken, Pieces
+from neurogrid.training.leading.chains.chain import Chain, Pieces
 from neurogrid.training.leading.chains.members import ChainMembers
+from neurogrid.training.leading.chains.orders import LOADING, StageOrders
 from neurogrid.training.leading.chains.state import ChainState
-from neurogrid.training.leading.chains.weights import ChainWeights
 from neurogrid.training.leading.facts import RunFacts
 from neurogrid.training.leading.hiring import HEARTBEAT
 from neurogrid.training.leading.settings import LeaderProgress
@@ -38,8 +37,6 @@ logger = logging.getLogger(__name__)
 
 Stages = tuple[tuple[str, ...], ...]
 
-# Seconds for weights to come and processes to start.
-_LOADING: Final = 900.0
 # Seconds for which a stage that was lost is waited for, before fewer stages go on.
 _UNTIL_FEWER: Final = 30.0
 # Seconds after the last one that came, before the first arrangement: several are started at about the same time.
@@ -74,13 +71,14 @@ class Arranger:
     Args:
         members: that there are.
         facts: of the run.
-        weights: what stages begin with.
+        orders: tells members.
         state: what the leader keeps of them.
         sizes: what stages take.
         progress: is told what people may want to see.
         wait: seconds that members are waited for.
 
     Attributes:
+        sizes: as given.
         last: the arrangement that there is, or was before; None for none.
     """
 
@@ -88,18 +86,17 @@ class Arranger:
         self,
         members: ChainMembers,
         facts: RunFacts,
-        weights: ChainWeights,
+        orders: StageOrders,
         state: ChainState,
         sizes: StageSizes,
         progress: LeaderProgress,
         *,
         wait: float,
     ) -> None:
-        self._members, self._facts, self._weights, self._state = members, facts, weights, state
-        self._sizes, self._progress, self._patience = sizes, progress, wait
+        self._members, self._orders, self._state = members, orders, state
+        self.sizes, self._progress, self._patience = sizes, progress, wait
         self._layout = facts.run_file.layout
         self._joiners: dict[str, _Joiner] = {}
-        self._number = 0
         self._has_begun = False
         self.last: Chain | None = None
 
@@ -115,7 +112,13 @@ class Arranger:
             return await self._begin(held)
         stages, bounds = await self._choose()
         return await self._begin(
-            Chain(self._draw_number(), stages, bounds, self._state.step, pieces=self._state.blobs)
+            Chain(
+                self._orders.draw_number(),
+                stages,
+                bounds,
+                self._state.step,
+                pieces=self._state.blobs,
+            )
         )
 
     async def hand_over(
@@ -137,7 +140,7 @@ class Arranger:
             del self._joiners[peer]
         return await self._begin(
             Chain(
-                self._draw_number(),
+                self._orders.draw_number(),
                 stages,
                 chain.bounds,
                 chain.state_step,
@@ -147,11 +150,6 @@ class Arranger:
             )
         )
 
-    def _draw_number(self) -> int:
-        # Also greater than those of a leader before this one.
-        self._number = max(time.time_ns() // 1000, self._number + 1)
-        return self._number
-
     async def _begin(self, chain: Chain) -> Chain:
         """Tell all their orders, and wait until they are ready."""
         made = self.last.state_step if self.last is not None else 0
@@ -159,61 +157,11 @@ class Arranger:
             self._progress.say(
                 f"the stages go on from the state after step {chain.begun}: what came after it is computed again"
             )
-        self._progress.say("stages: " + ", ".join(self._words(chain)))
+        self._progress.say("stages: " + ", ".join(self._orders.words(chain)))
         self.last = chain
-        orders = {peer: self._order(chain, peer) for peer in chain.peers}
-        until = trio.current_time() + _LOADING
-        while True:
-            for peer, order in orders.items():
-                if not self._members.has_heard(peer, chain.number):
-                    await self._members.tell(peer, RunMessage.STAGE, order.encode())
-            with trio.move_on_after(HEARTBEAT) as scope:
-                await self._members.wait(
-                    chain, lambda: all(self._members.is_ready(p, chain.number) for p in orders)
-                )
-            if not scope.cancelled_caught:
-                self._has_begun = True
-                return chain
-            if trio.current_time() > until:
-                late = [p for p in orders if not self._members.is_ready(p, chain.number)]
-                names = ", ".join(map(self._members.called, late))
-                raise ChainBroken(f"{names} did not load its layers in {_LOADING:g} s")
-
-    def _words(self, chain: Chain) -> list[str]:
-        words = []
-        for index, stage in enumerate(chain.stages):
-            names = " and ".join(map(self._members.called, stage))
-            have = "has" if len(stage) == 1 else "have"
-            start, stop = chain.bounds[index], chain.bounds[index + 1]
-            words.append(f"{names} {have} layers {start} to {stop - 1}")
-        return words
-
-    def _order(self, chain: Chain, peer_id: str, *, is_preparation: bool = False) -> StageOrder:
-        index = next(i for i, stage in enumerate(chain.stages) if peer_id in stage)
-        start, stop = chain.bounds[index], chain.bounds[index + 1]
-        pieces = self._weights.pieces(chain.bounds, index)
-        num_layers = self._weights.num_layers
-        wanted = [f"layer.{layer_id}" for layer_id in range(start, stop)]
-        # Of tied embeddings the last stage has what the first one has.
-        wanted += ["first"] if start == 0 or stop == num_layers else []
-        wanted += ["last"] if stop == num_layers else []
-        if peer_id not in chain.holders:
-            pieces |= {name: chain.pieces[name] for name in wanted if name in chain.pieces}
-        return StageOrder(
-            run=self._facts.run_id,
-            chain=chain.number,
-            step=chain.begun,
-            index=chain.peers.index(peer_id),
-            peers=chain.peers,
-            addresses=tuple(map(self._members.address_of, chain.peers)),
-            bounds=chain.bounds,
-            names=tuple(pieces),
-            blobs=tuple(pieces.values()),
-            providers=chain.providers,
-            quantization=self._weights.quantization,
-            widths=chain.widths,
-            is_preparation=is_preparation,
-        )
+        await self._orders.begin(chain)
+        self._has_begun = True
+        return chain
 
     # Those that hold the state
 
@@ -246,7 +194,7 @@ class Arranger:
         if not all(stages):
             return None
         here = frozenset(peer for stage in stages for peer in stage)
-        return Chain(self._draw_number(), stages, last.bounds, step, holders=here)
+        return Chain(self._orders.draw_number(), stages, last.bounds, step, holders=here)
 
     # Those that are here
 
@@ -311,7 +259,7 @@ class Arranger:
 
     def _filled(self, stages: Stages, bounds: Sequence[int], peers: Sequence[str]) -> Stages:
         """The same with those who are free, as far as the run file and their memory let them."""
-        needed = [self._sizes.needed(start, stop) for start, stop in pairwise(bounds)]
+        needed = [self.sizes.needed(start, stop) for start, stop in pairwise(bounds)]
 
         def fits(peer_id: str, index: int) -> bool:
             (room,) = self._rooms([peer_id])
@@ -323,10 +271,10 @@ class Arranger:
         last = self.last
         rooms = [min(filter(None, self._rooms(stage)), default=0) for stage in stages]
         if last is not None and len(last.stages) == len(stages):
-            needed = [self._sizes.needed(a, b) for a, b in pairwise(last.bounds)]
+            needed = [self.sizes.needed(a, b) for a, b in pairwise(last.bounds)]
             if all(not room or need <= room for need, room in zip(needed, rooms, strict=True)):
                 return last.bounds
-        return cut_layers(self._sizes, rooms)
+        return cut_layers(self.sizes, rooms)
 
     def _rooms(self, peers: Sequence[str]) -> list[int]:
         """Bytes for stages, of what members lend; 0 for whatever there is."""
@@ -362,9 +310,9 @@ class Arranger:
             (*stage, peer_id) if i == index else stage for i, stage in enumerate(chain.stages)
         )
         # The state comes when it joins in: whatever there is now will be another one then.
-        prepared = Chain(self._draw_number(), stages, chain.bounds, 0)
-        order = self._order(prepared, peer_id, is_preparation=True)
-        self._joiners[peer_id] = _Joiner(index, order, trio.current_time() + _LOADING)
+        prepared = Chain(self._orders.draw_number(), stages, chain.bounds, 0)
+        order = self._orders.order(prepared, peer_id, is_preparation=True)
+        self._joiners[peer_id] = _Joiner(index, order, trio.current_time() + LOADING)
         await self._members.tell(peer_id, RunMessage.STAGE, order.encode())
 
     def ready_joiners(self) -> dict[str, int]:

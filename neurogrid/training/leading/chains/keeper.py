@@ -50,10 +50,11 @@ class ChainKeeper:
         progress: is told the figures.
         figures: of rounds that have no line yet.
         seconds: that the run has taken before.
+        steps_a_round: of each member.
 
     Attributes:
         figures: as given.
-        told: more figures of steps that have no line yet, by step from 1.
+        told: more figures of rounds that have no line yet, by their numbers from 1.
     """
 
     def __init__(
@@ -67,10 +68,12 @@ class ChainKeeper:
         figures: RoundFigures,
         *,
         seconds: float = 0.0,
+        steps_a_round: int = 1,
     ) -> None:
         self._directory, self._run, self._journal = directory, run, journal
         self._model, self._data, self._progress = model, data, progress
         self._began, self._seconds_before = trio.current_time(), seconds
+        self._steps_a_round = steps_a_round
         self.figures = figures
         self.told: dict[int, dict[str, float]] = {}
         self._last: dict[str, float] = {}
@@ -109,11 +112,11 @@ class ChainKeeper:
 
         One that cannot be written is said, and the one before stays.
         """
-        step = kept.step
+        step, round_number = kept.step, self._round_of(kept.step)
         told: dict[str, Any] = {
             **self.figures.of(state),
             **self._last,
-            "round": step,
+            "round": round_number,
             "seed": self._run.seed,
             "written": round(time.time(), 3),
         }
@@ -130,12 +133,17 @@ class ChainKeeper:
         except NeuroGridError as exc:
             self._progress.warn(f"no checkpoint after step {step}: {exc}. The one before is whole")
             return
-        self._journal.append(CheckpointEntry(step=step, round=step))
+        self._journal.append(CheckpointEntry(step=step, round=round_number))
+
+    def _round_of(self, step: int) -> int:
+        return step // self._steps_a_round
 
     def has_checkpoint(self, step: int) -> bool:
         """Whether the latest checkpoint is of this step."""
         path = latest_checkpoint(self._directory.checkpoints)
-        return path is not None and int(read_checkpoint(path).state["round"]) == step
+        return path is not None and int(read_checkpoint(path).state["round"]) == self._round_of(
+            step
+        )
 
     def finish(self, step: int) -> Path:
         """The last checkpoint.

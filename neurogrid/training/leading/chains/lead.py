@@ -29,6 +29,7 @@ from neurogrid.training.leading.chains.keeper import ChainKeeper
 from neurogrid.training.leading.chains.leader import ChainLeader
 from neurogrid.training.leading.chains.numbers import chain_numbers
 from neurogrid.training.leading.chains.rates import StepRates
+from neurogrid.training.leading.chains.replicas import ReplicasLeader
 from neurogrid.training.leading.chains.state import ChainState
 from neurogrid.training.leading.chains.weights import ChainWeights
 from neurogrid.training.leading.changes import WantedChanges
@@ -76,7 +77,9 @@ async def lead_chain(settings: LeaderSettings, progress: LeaderProgress, board: 
     directory = RunDirectory(settings.directory)
     directory.path.mkdir(parents=True, exist_ok=True)
     run = settings.run
-    as_steps = _as_steps(run)
+    has_replicas = run.layout.replicas > 1
+    rounds = _as_rounds(run)
+    every = rounds.outer.round_steps
     async with AsyncExitStack() as stack:
         identity = Identity.load(settings.identity_file)
         journal = stack.enter_context(Journal.open(directory.journal, identity))
@@ -91,10 +94,10 @@ async def lead_chain(settings: LeaderSettings, progress: LeaderProgress, board: 
         run_id = begin_journal(journal, run, data.manifest, identity)
         directory.run_file.write_text(run.text(), encoding="utf-8")
         checkpoint = latest_of(directory)
-        figures = RoundFigures(as_steps, data.manifest.sequence_length)
+        figures = RoundFigures(rounds, data.manifest.sequence_length)
         offered = OfferedFiles()
         kept = await ChainState.open(directory.path / "stages", offered)
-        state = replay(journal, data.manifest, run, {kept.step}, figures)
+        state = replay(journal, data.manifest, run, {kept.step // every}, figures)
         if (
             state.phase is Phase.ENDED
             and checkpoint is not None
@@ -152,9 +155,11 @@ async def lead_chain(settings: LeaderSettings, progress: LeaderProgress, board: 
             progress,
             figures,
             seconds=lines[-1].get("seconds", 0.0) if lines else 0.0,
+            steps_a_round=every,
         )
         machine = RunMachine(rules, state, lambda values: rules_for(changed_run(run, values)))
-        leader = ChainLeader(
+        make_leader = ReplicasLeader if has_replicas else ChainLeader
+        leader = make_leader(
             host,
             exchange,
             transfers,
@@ -192,14 +197,17 @@ async def lead_chain(settings: LeaderSettings, progress: LeaderProgress, board: 
         return keeper.finish(kept.step)
 
 
-def _as_steps(run: RunFile) -> RunFile:
-    """A step is a round, of one member that is the whole chain."""
+def _as_rounds(run: RunFile) -> RunFile:
+    """As its rounds are: of one chain a step is a round, of one member that is the whole chain."""
+    if run.layout.replicas > 1:
+        return run
     return replace(run, outer=OuterSection.of("data_parallel"))
 
 
 def _rules_for(run: RunFile, manifest: Manifest) -> Rules:
-    rules = rules_of(_as_steps(run), manifest)
-    return replace(rules, min_members=1, max_members=1, projected=False)
+    rules = rules_of(_as_rounds(run), manifest)
+    least = run.members.min if run.layout.replicas > 1 else 1
+    return replace(rules, min_members=least, max_members=run.layout.replicas, projected=False)
 
 
 def _begun_with(model: Path, config: dict[str, Any], run: RunFile, directory: RunDirectory) -> Path:

@@ -40,6 +40,7 @@ from neurogrid.training.leading.chains.arranging import Arranger
 from neurogrid.training.leading.chains.chain import Chain, ChainBroken
 from neurogrid.training.leading.chains.keeper import ChainKeeper
 from neurogrid.training.leading.chains.members import ChainMembers, ChainWorker
+from neurogrid.training.leading.chains.orders import StageOrders
 from neurogrid.training.leading.chains.rates import StepRates
 from neurogrid.training.leading.chains.state import ChainState
 from neurogrid.training.leading.chains.weights import ChainWeights
@@ -71,7 +72,7 @@ from neurogrid.training.wire.runs import (
     session_of,
 )
 
-__all__ = ["CHAIN_LEADER_TAKES", "ChainLeader"]
+__all__ = ["CHAIN_LEADER_TAKES", "ChainLeader", "loss_of"]
 
 _WORKERS: Final = frozenset({WORKER})
 
@@ -80,6 +81,8 @@ CHAIN_LEADER_TAKES: Final[Table] = {
     RunMessage.STAGE_REPORT: _WORKERS,
     RunMessage.STEP_DONE: _WORKERS,
     RunMessage.APPLIED: _WORKERS,
+    RunMessage.AVERAGED: _WORKERS,
+    RunMessage.COMMITTED: _WORKERS,
     MessageType.TRANSFER_REQUEST: _WORKERS,
     MessageType.TRANSFER_OFFER: _WORKERS,
     MessageType.WEIGHTS: _WORKERS,
@@ -148,7 +151,7 @@ class ChainLeader:
         self._state, self._keeper = state, keeper
         self._slices, self._manifest, self._reader = slices, manifest, reader
         self._changes, self._rates = changes, rates
-        self._progress, self._numbers = progress, numbers
+        self._progress, self._numbers, self._patience = progress, numbers, wait
         self._members = ChainMembers(
             host,
             exchange,
@@ -157,7 +160,10 @@ class ChainLeader:
             total_steps=total_steps,
             on_no_memory=self._take_smaller,
         )
-        self._arranger = Arranger(self._members, facts, weights, state, sizes, progress, wait=wait)
+        self._orders = StageOrders(self._members, facts, weights)
+        self._arranger = Arranger(
+            self._members, facts, self._orders, state, sizes, progress, wait=wait
+        )
         self._chain: Chain | None = None
         # Of the steps after the state that is kept: they may have to be made again.
         self._since: dict[int, tuple[SampleRange, ...]] = {}
@@ -189,8 +195,9 @@ class ChainLeader:
 
     def _stage_looks(self) -> list[StageLook]:
         chain = self._chain or self._arranger.last
-        if chain is None:
-            return []
+        return [] if chain is None else self._looks_of(chain)
+
+    def _looks_of(self, chain: Chain) -> list[StageLook]:
         looks = []
         for index, stage in enumerate(chain.stages):
             for peer_id in stage:
@@ -537,19 +544,8 @@ class ChainLeader:
         self, step: int, done: Sequence[StepDone], norm: float, faults: Sequence[str]
     ) -> None:
         """A step is in the run: whatever becomes of the chain, it ends up with what these gradients give."""
+        self._note_faults(step, faults)
         state = self._machine.state
-        if faults:
-            self._num_not_finite += 1
-            self._progress.warn(
-                f"step {step + 1}: {faults[0]} is not finite, so no step was made of it"
-            )
-            if self._num_not_finite >= _MAX_NOT_FINITE:
-                raise NeuroGridError(
-                    f"{_MAX_NOT_FINITE} steps in a row came to nothing: {faults[0]} is not finite. Lower the learning "
-                    "rate, or compute in float32"
-                )
-        else:
-            self._num_not_finite = 0
         (seat,) = state.occupied()
         assert seat.occupant is not None
         (work, *_) = self._machine.works(seat.number)
@@ -566,6 +562,21 @@ class ChainLeader:
         assert not wrong
         self._keeper.figures.decided(state)
         self._keeper.write(self._machine.drain())
+
+    def _note_faults(self, step: int, faults: Sequence[str]) -> None:
+        """Say that a step comes to nothing; too many in a row end the run."""
+        if not faults:
+            self._num_not_finite = 0
+            return
+        self._num_not_finite += 1
+        self._progress.warn(
+            f"step {step + 1}: {faults[0]} is not finite, so no step was made of it"
+        )
+        if self._num_not_finite >= _MAX_NOT_FINITE:
+            raise NeuroGridError(
+                f"{_MAX_NOT_FINITE} steps in a row came to nothing: {faults[0]} is not finite. Lower the learning "
+                "rate, or compute in float32"
+            )
 
     async def _keep(self, chain: Chain, step: int) -> None:
         await self._members.wait(chain, lambda: chain.all_applied(step, chain.peers))
@@ -627,7 +638,7 @@ class ChainLeader:
                     part = FileRange(path, start, min(start + at_once, count))
                     batch = await trio.to_thread.run_sync(self._reader.read, [part])
                     await self._compute(chain, step, batch, is_evaluation=True)
-                    total += _loss_of(chain, step)
+                    total += loss_of(chain, step)
                     labels += batch.num_labels
                 left -= count
         except ChainBroken:
@@ -639,16 +650,20 @@ class ChainLeader:
         return total / labels if labels and math.isfinite(total) else None
 
     async def _read(self, ranges: Sequence[SampleRange]) -> Batch:
+        files = await self._files(ranges)
+        return await trio.to_thread.run_sync(self._reader.read, files)
+
+    async def _files(self, ranges: Sequence[SampleRange]) -> list[FileRange]:
         files = []
         for each in ranges:
             path = await self._slices.fetch(self._manifest.slices[each.slice], _SLICE_TIMEOUT)
             files.append(FileRange(path, each.start, each.stop))
-        return await trio.to_thread.run_sync(self._reader.read, files)
+        return files
 
     def _take_smaller(self, worker: ChainWorker) -> None:
         """The memory of a member is full: have a batch cut into twice as many micro-batches, if it can be."""
         samples = self._machine.rules.batch_samples
-        chain = self._chain or self._arranger.last
+        chain = self._chain_with(worker)
         run = self._run_at(self._machine.state.round + 1)
         if chain is not None and (now := self._wanted_micro_batches(run, chain)) < samples:
             worker.num_failures -= 1
@@ -656,6 +671,10 @@ class ChainLeader:
             self._progress.say(
                 f"a batch goes in {self._num_micro_batches} micro-batches from here on"
             )
+
+    def _chain_with(self, worker: ChainWorker) -> Chain | None:
+        """The chain that a worker is in, or was in last."""
+        return self._chain or self._arranger.last
 
     async def _tell(self, peer_id: str, code: RunMessage, data: bytes) -> None:
         try:
@@ -710,7 +729,7 @@ def _figures(chain: Chain, step: int, norm: float) -> dict[str, float]:
     }
     if chain.widths:
         figures["members"] = len(chain.peers)
-    loss = _loss_of(chain, step)
+    loss = loss_of(chain, step)
     return figures | {"loss": round(loss, 6)} if math.isfinite(loss) else figures
 
 
@@ -729,7 +748,7 @@ def _bubble_of(stages: Sequence[Sequence[str]], lanes: Sequence[Sequence[int]]) 
     )
 
 
-def _loss_of(chain: Chain, step: int) -> float:
+def loss_of(chain: Chain, step: int) -> float:
     """The loss of all members of the last stage together; NaN where it is not finite."""
     losses = [chain.done[step, peer].loss for peer in chain.stages[-1] if chain.counts.get(peer, 0)]
     return math.fsum(math.nan if loss is None else loss for loss in losses)

@@ -201,13 +201,17 @@ class ChainMembers:
             ChainBroken: a member of the chain is lost meanwhile, or has failed.
         """
         while True:
-            for peer_id in chain.peers:
-                self._check(chain, peer_id)
+            self.check(chain)
             if is_so():
                 return
             changed = self.changed.next
             with trio.move_on_after(HEARTBEAT):
                 await changed.wait()
+
+    def check(self, chain: Chain) -> None:
+        """Raises ChainBroken where a member of a chain is lost, or has failed."""
+        for peer_id in chain.peers:
+            self._check(chain, peer_id)
 
     def _check(self, chain: Chain, peer_id: str) -> None:
         worker, called = self.get(peer_id), self.called(peer_id)

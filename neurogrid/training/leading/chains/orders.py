@@ -1,0 +1,106 @@
+"""What members are told of an arrangement that they are in, until they have what it takes."""
+
+from __future__ import annotations
+
+import time
+from typing import Final
+
+import trio
+
+from neurogrid.training.leading.chains.chain import Chain, ChainBroken
+from neurogrid.training.leading.chains.members import ChainMembers
+from neurogrid.training.leading.chains.weights import ChainWeights
+from neurogrid.training.leading.facts import RunFacts
+from neurogrid.training.leading.hiring import HEARTBEAT
+from neurogrid.training.wire.runs import RunMessage, StageOrder
+
+__all__ = ["LOADING", "StageOrders"]
+
+LOADING: Final = 900.0
+"""Seconds for weights to come and processes to start."""
+
+
+class StageOrders:
+    """Tells members which stage they are.
+
+    Args:
+        members: that there are.
+        facts: of the run.
+        weights: what stages begin with.
+    """
+
+    def __init__(self, members: ChainMembers, facts: RunFacts, weights: ChainWeights) -> None:
+        self._members, self._facts, self._weights = members, facts, weights
+        self._number = 0
+
+    def draw_number(self) -> int:
+        """Of an arrangement, or of an attempt at a round: greater than any before, also of a leader before this one."""
+        self._number = max(time.time_ns() // 1000, self._number + 1)
+        return self._number
+
+    def words(self, chain: Chain) -> list[str]:
+        """Who has which layers, for people."""
+        words = []
+        for index, stage in enumerate(chain.stages):
+            names = " and ".join(map(self._members.called, stage))
+            have = "has" if len(stage) == 1 else "have"
+            start, stop = chain.bounds[index], chain.bounds[index + 1]
+            words.append(f"{names} {have} layers {start} to {stop - 1}")
+        return words
+
+    def order(self, chain: Chain, peer_id: str, *, is_preparation: bool = False) -> StageOrder:
+        """What one member is told of an arrangement.
+
+        Args:
+            is_preparation: it loads the layers, while others do not know of it.
+        """
+        index = next(i for i, stage in enumerate(chain.stages) if peer_id in stage)
+        start, stop = chain.bounds[index], chain.bounds[index + 1]
+        pieces = self._weights.pieces(chain.bounds, index)
+        num_layers = self._weights.num_layers
+        wanted = [f"layer.{layer_id}" for layer_id in range(start, stop)]
+        # Of tied embeddings the last stage has what the first one has.
+        wanted += ["first"] if start == 0 or stop == num_layers else []
+        wanted += ["last"] if stop == num_layers else []
+        if peer_id not in chain.holders:
+            pieces |= {name: chain.pieces[name] for name in wanted if name in chain.pieces}
+        return StageOrder(
+            run=self._facts.run_id,
+            chain=chain.number,
+            step=chain.begun,
+            index=chain.peers.index(peer_id),
+            peers=chain.peers,
+            addresses=tuple(map(self._members.address_of, chain.peers)),
+            bounds=chain.bounds,
+            names=tuple(pieces),
+            blobs=tuple(pieces.values()),
+            providers=chain.providers,
+            quantization=self._weights.quantization,
+            widths=chain.widths,
+            is_preparation=is_preparation,
+        )
+
+    async def begin(self, chain: Chain, *, is_preparation: bool = False) -> None:
+        """Tell all members of an arrangement, and wait until they are ready.
+
+        Raises:
+            ChainBroken: one of them is lost, has failed, or took too long.
+        """
+        orders = {
+            peer: self.order(chain, peer, is_preparation=is_preparation) for peer in chain.peers
+        }
+        until = trio.current_time() + LOADING
+        while True:
+            for peer, order in orders.items():
+                if not self._members.has_heard(peer, chain.number):
+                    await self._members.tell(peer, RunMessage.STAGE, order.encode())
+            with trio.move_on_after(HEARTBEAT) as scope:
+                await self._members.wait(
+                    chain, lambda: all(self._members.is_ready(p, chain.number) for p in orders)
+                )
+            if not scope.cancelled_caught:
+                return
+            if trio.current_time() > until:
+                late = [p for p in orders if not self._members.is_ready(p, chain.number)]
+                names = ", ".join(map(self._members.called, late))
+                raise ChainBroken(f"{names} did not load its layers in {LOADING:g} s")
