@@ -518,7 +518,8 @@ def report(
                 ("MiB at most", "the worker, all", "its own", "its stage, all", "its own", "both"),
                 [memory_row(name, seen) for name, seen in processes.items()],
             ),
-            f"A step of {options.batch_tokens} tokens in {options.micro_batches} micro-batches took "
+            f"A step of {options.batch_tokens} tokens in {options.micro_batches} "
+            f"micro-batch{'es' if options.micro_batches > 1 else ''} took "
             f"{median(seconds):.2f} s (median of {len(seconds)}; {min(seconds):.2f} to {max(seconds):.2f}); "
             f"{sum(seconds):.0f} s for all.",
             table(

@@ -400,5 +400,5 @@ def test_weights_of_codes_are_not_made_to_put_adapters_beside_them(
     assert len(learning) == 2
     assert made == []
     base = layer.proj.base_layer
-    assert torch.allclose(base.weight, torch.ones(32, 64))
+    assert torch.allclose(base.weight, torch.ones(32, 64), atol=1e-2)
     assert len(made) == 1
