@@ -267,7 +267,8 @@ def test_how_far_a_run_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
 
 
 def test_how_far_a_chain_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "run.toml").write_text(parse_run_file(LEAST, name="tiny.toml").text())
+    (tmp_path / "run.toml").write_text(parse_run_file(CHAIN, name="tiny.toml").text())
+    assert rows(tmp_path, capsys)["step"] == "none yet"
     line = {"step": 20, "tokens": 400_000, "round": 20, "members": 1, "stages": 2, "seconds": 9.0}
     (tmp_path / "metrics.jsonl").write_text(json.dumps(line) + "\n")
     told = rows(tmp_path, capsys)

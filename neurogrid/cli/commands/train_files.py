@@ -242,7 +242,7 @@ def _rows(directory: RunDirectory, *, now: float) -> Iterator[tuple[str, str]]:
     yield "run", f"{run.name}, {run.model.config} on {run.data.path}"
     lines = directory.figures()
     if not lines:
-        yield "round", "none yet"
+        yield "step" if run.is_chain else "round", "none yet"
         yield from _judged(directory)
         return
     last: Figures = {}
