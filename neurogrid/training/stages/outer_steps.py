@@ -41,7 +41,7 @@ class OuterSteps:
         self._layout = Layout.of(parameters)
         self._has_momentum = momentum > 0
         self._outer = OuterOptimizer(self._flat(), lr=lr, momentum=momentum)
-        self._agreed: list[tuple[tuple[Span, ...], Tensor]] | None = None
+        self._agreed: list[tuple[Sequence[Span], Tensor]] | None = None
 
     def differences(self, groups: Sequence[Sequence[str]]) -> Means:
         """What was learned since the last round: a vector for each group of pieces, in turn.
@@ -53,7 +53,7 @@ class OuterSteps:
             ValueError: a difference is not finite.
         """
         self._agreed = None
-        agreed = []
+        agreed: list[tuple[Sequence[Span], Tensor]] = []
         for pieces in groups:
             names = [
                 name
@@ -61,16 +61,16 @@ class OuterSteps:
                 for name in self._layout.names
                 if self._pieces[name] == piece
             ]
-            spans = tuple(self._span(name) for name in names)
-            own = [
-                _flat(self._parameters[name]) - self._outer.theta0[start:stop]
-                for name, (start, stop) in zip(names, spans, strict=True)
-            ]
-            vector = torch.cat(own or [torch.empty(0)])
+            spans = [self._span(name) for name in names]
+            # One vector of a group: the mean takes the place of what was learned.
+            vector = torch.empty(sum(stop - start for start, stop in spans))
+            for name, (start, stop), own in zip(names, spans, _parts(vector, spans), strict=True):
+                torch.sub(_flat(self._parameters[name]), self._outer.theta0[start:stop], out=own)
             if not torch.isfinite(vector).all():
                 raise ValueError("what was learned is not finite")
             mean = yield vector
-            agreed.append((spans, mean.clone()))
+            vector.copy_(mean)
+            agreed.append((spans, vector))
         self._agreed = agreed
 
     def commit(self) -> None:
@@ -82,7 +82,8 @@ class OuterSteps:
         if self._agreed is None:
             raise ValueError("no round is to be made: nothing was averaged")
         for spans, mean in self._agreed:
-            self._step(spans, mean)
+            for span, part in zip(spans, _parts(mean, spans), strict=True):
+                self._outer.step(part, [span])
         self._agreed = None
         with torch.no_grad():
             for name, parameter in self._parameters.items():
@@ -92,16 +93,6 @@ class OuterSteps:
     def forget(self) -> None:
         """Let go of what was agreed on."""
         self._agreed = None
-
-    def _step(self, spans: Sequence[Span], mean: Tensor) -> None:
-        # Spans of a part are in the order of the vector, and pieces need not be.
-        starts = [0]
-        for start, stop in spans:
-            starts.append(starts[-1] + stop - start)
-        order = sorted(range(len(spans)), key=lambda index: spans[index])
-        own = [mean[starts[index] : starts[index + 1]] for index in order]
-        if own:
-            self._outer.step(torch.cat(own), [spans[index] for index in order])
 
     def momentum(self, name: str) -> Tensor | None:
         """The outer momentum of a parameter, in its shape; None where there is none."""
@@ -117,20 +108,23 @@ class OuterSteps:
             momenta: the outer momentum of each parameter; nothing where it begins.
         """
         self._agreed = None
-        vectors = [self._flat()]
-        if self._has_momentum:
-            vector = torch.full_like(vectors[0], -0.0)
-            for name, value in momenta.items():
-                start, stop = self._span(name)
-                vector[start:stop] = value.flatten()
-            vectors.append(vector)
-        self._outer.load(vectors)
+        common, *moved = self._outer.state_vectors()
+        for name, parameter in self._parameters.items():
+            start, stop = self._span(name)
+            common[start:stop] = _flat(parameter)
+            for vector in moved:
+                vector[start:stop] = momenta[name].flatten() if name in momenta else -0.0
 
     def _flat(self) -> Tensor:
         return torch.cat([_flat(each) for each in self._parameters.values()] or [torch.empty(0)])
 
     def _span(self, name: str) -> Span:
         return self._layout.spans[self._layout.names.index(name)]
+
+
+def _parts(vector: Tensor, spans: Sequence[Span]) -> tuple[Tensor, ...]:
+    """What stands in a vector for each span, one after the other."""
+    return vector.split([stop - start for start, stop in spans]) if spans else ()
 
 
 def _flat(parameter: Tensor) -> Tensor:
