@@ -306,9 +306,8 @@ def _directions(p: Tensor) -> Tensor:
 def _product(basis: Tensor, q: Tensor) -> Tensor:
     """P Q^T in float64, rounded: float32 [m, n], where the basis is."""
     device = basis.device
-    if device.type == "mps":  # has no float64
-        basis = basis.cpu()
-    right = q.to(basis.device).double().T
+    basis = basis.cpu()  # some accelerators have no float64
+    right = q.cpu().double().T
     result = torch.empty(len(basis), right.shape[1], device=device)
     num_rows = max(1, MAX_PRODUCT // right.shape[1])
     for rows, target in zip(basis.split(num_rows), result.split(num_rows), strict=True):
