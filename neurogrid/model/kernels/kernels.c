@@ -279,6 +279,7 @@ int ng_multiply(const struct matrix *m, int level, const void *x, int x_type, vo
 /* Add to y [rows, outputs] what the adapter of each row makes of x [rows, inputs]; there may be none. */
 void ng_adapt(int level, const struct low_rank *const *adapters, const float *x, float *y, int64_t rows, int64_t inputs,
               int64_t outputs, int threads) {
+  (void)level; /* where there is one */
   OF_LEVEL(add_each)(adapters, x, y, 0, rows, 1, inputs, outputs, threads);
 }
 
