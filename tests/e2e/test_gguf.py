@@ -93,11 +93,12 @@ def test_what_is_not_read_ends_a_command_with_one_sentence(
         ("cut.gguf", r"cut\.gguf: truncated .* fetch the file again"),
         ("other.gguf", r"other\.gguf: GGUF of the architecture 'rwkv7'; read are llama, qwen2"),
     ):
-        for command in ("coordinator", "worker"):
-            ended = run_preloaded(command, "--model", str(tmp_path / name))
+        for command in (("coordinator", "--http-port", "0"), ("worker",)):
+            ended = run_preloaded(*command, "--model", str(tmp_path / name))
             expect_at_once(ended, status=1, says=says)
     ended = run_preloaded(
-        *("coordinator", "--model", str(path), "--quantize", "int8", "--local-layers", "3"),
+        *("coordinator", "--http-port", "0", "--model", str(path), "--quantize", "int8"),
+        *("--local-layers", "3"),
         *("--prompt", "x"),
     )
     assert ended.status == 2

@@ -79,8 +79,21 @@ class RunProcesses:
         log = (self.directory / "leader.log").open("a")
         self._logs.append(log)
         listen = f"/ip4/127.0.0.1/tcp/{self._port}"
+        # Others use the port that it would have, at the same time.
+        page = () if "--http-port" in options else ("--http-port", "0")
         self.leader = Popen(
-            [*TRAIN, "run.toml", "--dir", "run", "--listen", listen, "--wait", "60", *options],
+            [
+                *TRAIN,
+                "run.toml",
+                "--dir",
+                "run",
+                "--listen",
+                listen,
+                "--wait",
+                "60",
+                *page,
+                *options,
+            ],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=log,
