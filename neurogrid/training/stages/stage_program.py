@@ -113,7 +113,8 @@ class _Program:
         }
 
     def _load(self, order: dict[str, Any]) -> dict[str, Any]:
-        """Another state of the same layers."""
+        """Another state of the same layers. The step that was under way did not begin."""
+        self._own_tied, self._their_tied, self._means = None, [], None
         self._learner.load_pieces(_pieces(order))
         return {}
 
