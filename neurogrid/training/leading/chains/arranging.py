@@ -42,7 +42,7 @@ _UNTIL_FEWER: Final = 30.0
 # Seconds after the last one that came, before the first arrangement: several are started at about the same time.
 _UNTIL_ALL: Final = 2.0
 # Seconds in which members do what they were told before one was lost.
-_SETTLING: Final = 10.0
+_SETTLING: Final = 3.0
 
 
 @dataclass(frozen=True, slots=True)
