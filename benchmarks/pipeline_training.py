@@ -8,6 +8,8 @@ batches and micro-batches of one sample, AdamW with clipping, float32, one threa
 workers have lines with a rate and a delay (network namespaces: takes root). Steps that keep state are left out. CPU
 seconds are those of all processes. Where others use the machine, the steps count during which they had next to nothing.
 With `--keep`, it may be measured in several sittings; `--only` takes what has a text in its name.
+
+More than 600 lines, since a chain, torch's pipelines and the plain process are one set of processes in turn.
 """
 
 from __future__ import annotations
