@@ -297,6 +297,7 @@ class ChainStage:
         if step.step != self._step:
             raise RemoteProtocolError(f"step {step.step} is ordered, and {self._step} is next here")
         numbers = self._numbers(step)
+        self._inbox.begin(step.micro_batches)
         self._timeline.begin()
         began, self._waited, self.num_done, self._digest = trio.current_time(), 0.0, 0, b""
         if step.is_evaluation:
@@ -330,6 +331,9 @@ class ChainStage:
             fault, squared_norm = "a gradient", 0.0
         if loss is not None and not math.isfinite(loss):
             fault, squared_norm, loss = "the loss", 0.0, None
+        if step.is_evaluation:
+            # Before the leader hears of it, and orders what comes under the same number.
+            self._inbox.end_evaluation()
         seconds = trio.current_time() - began
         await self._tell(
             RunMessage.STEP_DONE,

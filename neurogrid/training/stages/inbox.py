@@ -73,6 +73,9 @@ class StageInbox:
     def __init__(self, session: int, chain: int, step: int, sources: Sources) -> None:
         self._session, self._chain, self._sources = session, chain, sources
         self._waiting: dict[tuple[RunMessage, int, int, str], StageTensor] = {}
+        # Of the step that is under way: what comes again after it was taken has come twice too.
+        self._taken: set[tuple[RunMessage, int, int, str]] = set()
+        self._num_micro_batches = MAX_MICRO_BATCHES
         self.step = step
 
     def __len__(self) -> int:
@@ -99,7 +102,8 @@ class StageInbox:
         if tensor.step > self.step + 1:
             raise RemoteProtocolError(f"{what} is not due: step {self.step} is under way")
         key = tensor.code, tensor.step, tensor.number, sender
-        if key in self._waiting:
+        self._check_number(key)
+        if key in self._waiting or key in self._taken:
             raise RemoteProtocolError(f"{what} has come twice")
         most = _MAX_TIED_PIECES if tensor.code is RunMessage.TIED else MAX_MICRO_BATCHES
         if sum(code is tensor.code for code, *_ in self._waiting) >= 2 * most:
@@ -107,11 +111,42 @@ class StageInbox:
         self._waiting[key] = tensor
         return True
 
+    def _check_number(self, key: tuple[RunMessage, int, int, str]) -> None:
+        code, step, number, _ = key
+        if step == self.step and code is not RunMessage.TIED and number >= self._num_micro_batches:
+            raise RemoteProtocolError(
+                f"{code.name.lower()} {number} of step {step} has come, and that step has {self._num_micro_batches} "
+                "micro-batches"
+            )
+
+    def begin(self, num_micro_batches: int) -> None:
+        """The step that is under way has so many micro-batches, whose numbers count from 0.
+
+        Raises:
+            RemoteProtocolError: a tensor of another has come before.
+        """
+        self._num_micro_batches = num_micro_batches
+        for key in self._waiting:
+            self._check_number(key)
+
     def take(self, code: RunMessage, number: int, sender: str) -> StageTensor | None:
         """A tensor of the step that is under way, which does not wait any more; None where it has not come."""
-        return self._waiting.pop((code, self.step, number, sender), None)
+        key = code, self.step, number, sender
+        if (found := self._waiting.pop(key, None)) is not None:
+            self._taken.add(key)
+        return found
+
+    def end_evaluation(self) -> None:
+        """The same step is under way anew, as one that evaluates is over. What was not taken of it is dropped."""
+        self._begin_anew(self.step + 1)
 
     def advance(self, step: int | None = None) -> None:
         """Another step is under way: the next one, or the one given. What was not taken of those before is dropped."""
         self.step = self.step + 1 if step is None else step
-        self._waiting = {key: each for key, each in self._waiting.items() if key[1] >= self.step}
+        self._begin_anew(self.step)
+
+    def _begin_anew(self, first: int) -> None:
+        """Drop what is of steps before the given one."""
+        self._waiting = {key: each for key, each in self._waiting.items() if key[1] >= first}
+        self._taken.clear()
+        self._num_micro_batches = MAX_MICRO_BATCHES

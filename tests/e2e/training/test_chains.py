@@ -265,6 +265,7 @@ def test_fewer_stages_go_on_where_nobody_takes_the_place(
     [
         ("shape", "due, got"),
         ("twice", "has come twice"),
+        ("number", "micro-batches"),
         ("neighbour", "comes of none that may send it"),
     ],
 )

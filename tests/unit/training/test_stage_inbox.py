@@ -96,6 +96,42 @@ def test_members_of_a_stage_may_send_the_same_micro_batch_and_one_is_taken() -> 
     assert len(inbox) == 0
 
 
+def test_what_was_taken_does_not_come_again() -> None:
+    inbox = inbox_of(1)
+    inbox.put("a", tensor(RunMessage.HIDDEN))
+    assert inbox.take(RunMessage.HIDDEN, 0, "a") is not None
+    with pytest.raises(RemoteProtocolError, match="hidden 0 of step 3 has come twice"):
+        inbox.put("a", tensor(RunMessage.HIDDEN))
+
+
+def test_only_micro_batches_of_the_step_are_kept() -> None:
+    inbox = inbox_of(1)
+    assert inbox.put("a", tensor(RunMessage.HIDDEN, 3))
+    told = "hidden {} of step 3 has come, and that step has {} micro-batches"
+    with pytest.raises(RemoteProtocolError, match=told.format(3, 3)):
+        inbox.begin(3)
+    inbox.begin(4)
+    with pytest.raises(RemoteProtocolError, match=told.format(4, 4)):
+        inbox.put("a", tensor(RunMessage.HIDDEN, 4))
+    assert inbox.put("a", tensor(RunMessage.HIDDEN, 4, step=STEP + 1))
+    inbox.advance()
+    with pytest.raises(RemoteProtocolError, match="hidden 4 of step 4"):
+        inbox.begin(4)
+
+
+def test_a_step_that_follows_an_evaluation_gets_nothing_of_it() -> None:
+    inbox = inbox_of(1)
+    inbox.put("a", tensor(RunMessage.HIDDEN, 0))
+    inbox.put("a", tensor(RunMessage.HIDDEN, 5))
+    assert inbox.take(RunMessage.HIDDEN, 0, "a") is not None
+    inbox.end_evaluation()
+    assert len(inbox) == 0
+    assert inbox.put("a", tensor(RunMessage.HIDDEN, 0))
+    assert inbox.put("a", tensor(RunMessage.HIDDEN, 0, step=STEP + 1))
+    inbox.end_evaluation()
+    assert len(inbox) == 1
+
+
 @given(
     index=st.integers(0, 3),
     come=st.lists(
