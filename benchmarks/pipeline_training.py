@@ -540,6 +540,7 @@ def bounds_of(model: Any, stages: int) -> tuple[int, ...]:
         tuple(map(size, model.model.layers)),
         size(model.model.embed_tokens),
         size(model.model.norm, model.lm_head),
+        size(model.model.embed_tokens, model.model.norm, model.lm_head),
     )
     return cut_layers(sizes, [0] * stages)
 
