@@ -34,11 +34,11 @@ from neurogrid.fleet.progress import FleetProgress
 from neurogrid.fleet.remote_worker import RemoteWorker
 from neurogrid.fleet.worker_info import WorkerInfo
 from neurogrid.fleet.worker_questions import capacities, describe_workers, links
+from neurogrid.fork_server import start_fork_server
 from neurogrid.inference.generation.adapters import ServedAdapters
 from neurogrid.inference.generation.loaded_model import LoadedModel
 from neurogrid.inference.pipeline.remote_workers import remote_worker
 from neurogrid.inference.pipeline.session_trials import SessionTrials
-from neurogrid.model.confined import start_fork_server
 from neurogrid.model.embedded import embedded_model_path
 from neurogrid.model.stages.device import device_memory
 from neurogrid.node.discovery import open_discovery

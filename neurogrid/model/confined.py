@@ -4,38 +4,25 @@ What a config or a chat template takes in memory and time is known when it has b
 be interrupted. So it is tried where it can be killed: `ConfinedProcess` calls a function in a process of its own, which
 has limits on memory, processor time and files, no core dump, and none of this process's sockets and files.
 
-Strategy: importing torch and transformers takes seconds, so children are forked by one process that has done that, the
-fork server. It is forked from this process while that is young (`start_fork_server`), which takes milliseconds, and is
-otherwise started as a Python of its own when first needed. It runs nothing of others itself. A child lives as long as
-the socket that its user holds: when that is closed, on purpose or because the user died, the fork server kills the
-child, reaps it and removes its temporary files.
+The process is forked by the fork server, which sees to its end (`neurogrid.fork_server`).
 
 Arguments and results are JSON, in frames of a length and as many bytes. It knows neither configs nor templates.
 """
 
 from __future__ import annotations
 
-import atexit
 import contextlib
-import gc
 import importlib
 import json
-import logging
-import os
-import select
-import shutil
-import signal
 import socket
 import struct
-import subprocess
 import sys
-import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from neurogrid.errors import (
     CheckpointError,
@@ -43,8 +30,9 @@ from neurogrid.errors import (
     NeuroGridError,
     UnsupportedModelError,
 )
+from neurogrid.fork_server import Function, fork_server, preload
 
-__all__ = ["ConfinedProcess", "ConfinementError", "Limits", "start_fork_server"]
+__all__ = ["ConfinedProcess", "ConfinementError", "Limits"]
 
 # For a process to be there: a Python that is started anew imports torch and transformers first. Seconds.
 START_TIMEOUT = 120.0
@@ -57,12 +45,7 @@ ADDRESS_SPACE_FACTOR = 2
 # The part of the memory that a process has reached when allocations fail, unless one alone is for more than all of it.
 NEARLY_ALL = 0.9
 
-# What a fork server that is a Python of its own imports before it is asked for anything.
-PRELOADED = ("neurogrid.model.proof.proof", "neurogrid.model.files.chat_template")
-
 _LENGTH = struct.Struct("!I")
-# What the fork server is told for each child, filled up with spaces.
-_ORDER_BYTES = 512
 # What torch says, and what others make of it: "RuntimeError: ... DefaultCPUAllocator: can't allocate memory: you ..."
 _NO_MEMORY = (
     "can't allocate memory",
@@ -73,6 +56,9 @@ _NO_MEMORY = (
 _ERRORS: dict[str, Callable[[str], NeuroGridError]] = {
     cls.__name__: cls for cls in (CheckpointError, ConfigurationError, UnsupportedModelError)
 }
+
+
+preload("neurogrid.model.proof.proof", "neurogrid.model.files.chat_template")
 
 
 class ConfinementError(NeuroGridError):
@@ -164,7 +150,13 @@ class ConfinedProcess:
             own = self._socket
             if own is not None:
                 return own
-            own = self._socket = _fork_server().new_child(self._function, self._limits)
+            module, _, _ = self._function.partition(":")
+            called = Function(
+                f"{__name__}:{_answer_calls.__name__}",
+                imports=(module,),
+                arguments={"function": self._function, **asdict(self._limits)},
+            )
+            own = self._socket = fork_server().new_child(called)
         try:
             _receive(own, time.monotonic() + START_TIMEOUT)  # that it is there
         except (TimeoutError, EOFError, OSError) as exc:
@@ -181,273 +173,35 @@ class ConfinedProcess:
             own.close()
 
 
-def start_fork_server(*, in_any_thread: bool = False) -> None:
-    """Have the fork server, if there is none yet: at best forked from this process, before it reads its keys.
-
-    Elsewhere than on Linux, or with other threads or a GPU in use, it is a Python of its own, which is not waited for.
-
-    Args:
-        in_any_thread: fork although there are other threads; to be used where these are known to be idle.
-    """
-    _fork_server(in_any_thread=in_any_thread)
-
-
-# ------------------------------------------------------------------ the fork server, seen from outside
-
-
-class _ForkServer:
-    """A fork server that runs, the process `pid`; ends with `control`."""
-
-    def __init__(self, pid: int, control: socket.socket) -> None:
-        self._pid = pid
-        self._owner = os.getpid()
-        self._control = control
-
-    def new_child(self, function: str, limits: Limits) -> socket.socket:
-        """A socket to a new child, which says when it is there.
-
-        Raises:
-            OSError: the fork server has ended.
-        """
-        order = json.dumps({"function": function, **asdict(limits)}).encode().ljust(_ORDER_BYTES)
-        own, others = socket.socketpair()
-        with others:
-            try:
-                socket.send_fds(self._control, [order], [others.fileno()])
-            except BaseException:
-                own.close()
-                raise
-        return own
-
-    def is_alive(self) -> bool:
-        """Whether it still reads what it is told."""
-        readable, _, _ = select.select([self._control], [], [], 0)
-        return self._owner == os.getpid() and not readable
-
-    def close(self) -> None:
-        """End it and its children. In a process that was forked from its user's, only forget it."""
-        self._control.close()
-        if self._owner == os.getpid():
-            with contextlib.suppress(ChildProcessError):
-                os.waitpid(self._pid, 0)
-
-
-_server: _ForkServer | None = None
-_server_lock = threading.Lock()
-
-
-def _fork_server(*, in_any_thread: bool = False) -> _ForkServer:
-    global _server
-    with _server_lock:
-        if _server is None or not _server.is_alive():
-            if _server is not None:
-                _server.close()
-            own, others = socket.socketpair()
-            with others:
-                start = _fork_as_server if _may_fork(in_any_thread) else _start_as_server
-                _server = _ForkServer(start(others), own)
-        return _server
-
-
-@atexit.register
-def _end_fork_server() -> None:
-    if _server is not None:
-        _server.close()
-
-
-def _may_fork(in_any_thread: bool) -> bool:
-    torch = sys.modules.get("torch")
-    # Without torch there is nothing to be had by it. A GPU that is in use does not survive a fork.
-    return (
-        sys.platform == "linux"
-        and torch is not None
-        and not _uses_accelerator(torch)
-        and (in_any_thread or threading.active_count() == 1)
-    )
-
-
-def _uses_accelerator(torch: Any) -> bool:
-    accelerator = torch.accelerator.current_accelerator()
-    if accelerator is None:
-        return False
-    is_initialized = getattr(torch.get_device_module(accelerator), "is_initialized", None)
-    return is_initialized is None or is_initialized()
-
-
-def _fork_as_server(control: socket.socket) -> int:
-    # No handler of this process's is to run in the child.
-    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-    try:
-        pid = os.fork()
-        if pid == 0:
-            _run_and_exit(lambda: _serve(control))
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
-    return pid
-
-
-def _start_as_server(control: socket.socket) -> int:
-    # What this process imports, that one has to find.
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    number = control.fileno()
-    code = f"from neurogrid.model.confined import _serve_at; _serve_at({number})"
-    process = subprocess.Popen(
-        [sys.executable, "-c", code],
-        pass_fds=[number],
-        env=environment,
-        stdin=subprocess.DEVNULL,
-        start_new_session=True,
-    )
-    process.returncode = 0  # it is waited for by its number
-    return process.pid
-
-
-# ------------------------------------------------------------------ in the fork server
-
-
-def _serve_at(descriptor: int) -> NoReturn:
-    """The main function of a fork server that is a Python of its own."""
-    for name in PRELOADED:
-        importlib.import_module(name)
-    _run_and_exit(lambda: _serve(socket.socket(fileno=descriptor)))
-
-
-def _run_and_exit(run: Callable[[], None]) -> NoReturn:
-    """Call `run` and end the process, whatever happens: nothing of the process that was forked goes on here."""
-    status = 1
-    try:
-        run()
-        status = 0
-    finally:
-        os._exit(status)
-
-
-@dataclass(slots=True)
-class _Child:
-    """A child that runs: the socket at its end, and where its temporary files are."""
-
-    socket: socket.socket
-    folder: str
-
-
-def _serve(control: socket.socket) -> None:
-    """Fork children as `control` orders, and see to their ends, until it is closed."""
-    # What is here belongs to the parent: to free one of its sockets would close a number that is another's by now.
-    gc.freeze()
-    _leave_the_parent(control)
-    own_end, woken = socket.socketpair()
-    for each in (own_end, woken):
-        each.setblocking(False)
-    signal.signal(signal.SIGCHLD, lambda *_: None)
-    signal.set_wakeup_fd(woken.fileno(), warn_on_full_buffer=False)
-    signal.pthread_sigmask(signal.SIG_SETMASK, ())
-    children: dict[int, _Child] = {}
-    try:
-        while True:
-            poll = select.poll()
-            poll.register(control, select.POLLIN)
-            poll.register(own_end, select.POLLIN)
-            for child in children.values():
-                poll.register(child.socket, 0)  # that its user closed it is always told
-            ready = {number for number, _ in poll.poll()}
-            if own_end.fileno() in ready:
-                own_end.recv(4096)
-            for pid, child in children.items():
-                if child.socket.fileno() in ready:
-                    os.kill(pid, signal.SIGKILL)
-            _reap(children)
-            if control.fileno() in ready and not _take_order(control, children):
-                return
-    finally:
-        for pid in children:
-            os.kill(pid, signal.SIGKILL)
-        for pid, child in children.items():
-            os.waitpid(pid, 0)
-            shutil.rmtree(child.folder, ignore_errors=True)
-
-
-def _leave_the_parent(control: socket.socket) -> None:
-    """Give up what was inherited: terminal, signals, files and sockets."""
-    signal.set_wakeup_fd(-1)
-    for each in signal.valid_signals():
-        if callable(signal.getsignal(each)):
-            signal.signal(each, signal.SIG_DFL)
-    # They are for the process that uses this one, whatever other got them: its end ends this one, in order.
-    for each in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(each, signal.SIG_IGN)
-    with contextlib.suppress(OSError):  # a Python of its own leads its session already
-        os.setsid()
-    logging.disable(logging.CRITICAL)
-    with open(os.devnull, "r+b", buffering=0) as nothing:
-        for number in (0, 1, 2):
-            os.dup2(nothing.fileno(), number)
-    _close_all_but(control)
-
-
-def _close_all_but(kept: socket.socket) -> None:
-    os.closerange(3, kept.fileno())
-    os.closerange(kept.fileno() + 1, os.sysconf("SC_OPEN_MAX"))
-
-
-def _take_order(control: socket.socket, children: dict[int, _Child]) -> bool:
-    """Fork the child that is ordered; False where nobody orders any more."""
-    data, descriptors, _, _ = socket.recv_fds(control, _ORDER_BYTES, 1)
-    while data and len(data) < _ORDER_BYTES:
-        more = control.recv(_ORDER_BYTES - len(data))
-        data = data + more if more else b""
-    if not data or len(descriptors) != 1:
-        return False
-    order = json.loads(data)
-    # Here, not there: what is imported now, the next child has.
-    module, _, name = order["function"].partition(":")
-    function = getattr(importlib.import_module(module), name)
-    limits = Limits(order["memory_bytes"], order["cpu_seconds"])
-    child = _Child(
-        socket.socket(fileno=descriptors[0]), tempfile.mkdtemp(prefix="neurogrid-confined-")
-    )
-    pid = os.fork()
-    if pid == 0:
-        _run_and_exit(lambda: _answer_calls(child, function, limits))
-    children[pid] = child
-    return True
-
-
-def _reap(children: dict[int, _Child]) -> None:
-    """Forget the children that have ended, so that the callers that wait for them know."""
-    for pid in list(children):
-        ended, _ = os.waitpid(pid, os.WNOHANG)
-        if ended:
-            child = children.pop(pid)
-            child.socket.close()
-            shutil.rmtree(child.folder, ignore_errors=True)
-
-
 # ------------------------------------------------------------------ in the child
 
 
-def _answer_calls(child: _Child, function: Callable[[Any], Any], limits: Limits) -> None:
-    gc.freeze()
-    signal.set_wakeup_fd(-1)
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    _close_all_but(child.socket)
-    tempfile.tempdir = child.folder
+def _answer_calls(
+    own: socket.socket,
+    descriptors: Sequence[int],
+    *,
+    function: str,
+    memory_bytes: int,
+    cpu_seconds: int,
+) -> None:
+    """Answer calls until the socket is closed: what the child of a `ConfinedProcess` does."""
+    module, _, name = function.partition(":")
+    called = getattr(importlib.import_module(module), name)
     torch = sys.modules.get("torch")
     if torch is not None:
         torch.set_num_threads(1)  # its others are not in a process that was forked
-    nearly_all = _set_limits(limits)
-    _send(child.socket, b"")
+    nearly_all = _set_limits(memory_bytes)
+    _send(own, b"")
     while True:
         try:
-            data = _receive(child.socket)
+            data = _receive(own)
         except EOFError:
-            # The process that should see to this end may have ended before.
-            shutil.rmtree(child.folder, ignore_errors=True)
             return
-        _allow_seconds(limits.cpu_seconds)
-        answer = _answer(function, data, nearly_all)
+        _allow_seconds(cpu_seconds)
+        answer = _answer(called, data, nearly_all)
         if len(answer) > MAX_FRAME_BYTES:
             answer = _told(ConfinementError(f"it gives more than {MAX_FRAME_BYTES} bytes"))
-        _send(child.socket, answer)
+        _send(own, answer)
 
 
 def _answer(function: Callable[[Any], Any], data: bytes, nearly_all: float) -> bytes:
@@ -474,7 +228,7 @@ def _is_out_of_memory(exc: BaseException | None) -> bool:
     return False
 
 
-def _set_limits(limits: Limits) -> float:
+def _set_limits(memory_bytes: int) -> float:
     """Set all but that of processor time; the address space above which hardly any memory is left."""
     # Here, not above: it exists on Unix alone.
     from resource import RLIMIT_AS, RLIMIT_CORE, RLIMIT_DATA, RLIMIT_FSIZE
@@ -485,9 +239,9 @@ def _set_limits(limits: Limits) -> float:
         Path("/proc/self/oom_score_adj").write_text("1000")
     used = _memory_bytes()
     if "VmData" in used:
-        _lower(RLIMIT_DATA, used["VmData"] + limits.memory_bytes)
-        _lower(RLIMIT_AS, used["VmSize"] + ADDRESS_SPACE_FACTOR * limits.memory_bytes)
-    return used.get("VmSize", 0) + NEARLY_ALL * limits.memory_bytes
+        _lower(RLIMIT_DATA, used["VmData"] + memory_bytes)
+        _lower(RLIMIT_AS, used["VmSize"] + ADDRESS_SPACE_FACTOR * memory_bytes)
+    return used.get("VmSize", 0) + NEARLY_ALL * memory_bytes
 
 
 def _allow_seconds(seconds: int) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from neurogrid.model.confined import start_fork_server
+from neurogrid.fork_server import start_fork_server
 from tests.e2e.namespaces.netns import Network, network
 
 if TYPE_CHECKING:

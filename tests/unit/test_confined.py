@@ -18,9 +18,9 @@ import pytest
 import torch  # noqa: F401 - with it here, the fork server is a fork, and there at once
 from confined_calls import one_of
 
+from neurogrid import fork_server
 from neurogrid.errors import ConfigurationError
-from neurogrid.model import confined as confinement
-from neurogrid.model.confined import PRELOADED, ConfinedProcess, ConfinementError, Limits
+from neurogrid.model.confined import ConfinedProcess, ConfinementError, Limits
 
 MIB = 1024**2
 SECONDS = 60.0  # for what is to succeed
@@ -143,15 +143,12 @@ def test_it_ends_with_whoever_uses_it() -> None:
 
 
 def test_another_fork_server_takes_the_place_of_one_that_died(
-    confined: ConfinedProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    confined: ConfinedProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in PRELOADED:
+    for name in fork_server._preloaded:
         importlib.import_module(name)
     # What the other one begins with takes it seconds, and is not asked for here.
-    (tmp_path / "sitecustomize.py").write_text(
-        "import neurogrid.model.confined as confined; confined.PRELOADED = ()"
-    )
-    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(fork_server, "_preloaded", [])
     told = confined.call(["describe", None], seconds=SECONDS)
     os.kill(told["server"], signal.SIGKILL)
     with closing(ConfinedProcess(one_of, Limits(64 * MIB, cpu_seconds=30))) as another:
@@ -165,9 +162,7 @@ def test_another_fork_server_takes_the_place_of_one_that_died(
         thread.join()
     assert answers[0]["server"] != told["server"]
     # The one for the tests to come is a fork again, which has all that takes long to import.
-    assert confinement._server is not None
-    confinement._server.close()
-    confinement._server = None
+    fork_server.forget_fork_server()
     # Nobody is left to see to the child of the one that died.
     confined.close()
     wait_until(lambda: is_gone(told["pid"]) and not Path(told["folder"]).exists())

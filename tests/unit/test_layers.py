@@ -57,6 +57,7 @@ COMMON = frozenset(
     {
         "neurogrid.errors",
         "neurogrid.exception_groups",
+        "neurogrid.fork_server",
         "neurogrid.renewed_event",
         "neurogrid.temporary",
     }
@@ -114,6 +115,8 @@ HOUSE = (
     Room("neurogrid.errors", frozenset()),
     Room("neurogrid.extras", frozenset()),
     Room("neurogrid.temporary", frozenset()),
+    # It looks whether torch is there, and imports nothing but what it is told.
+    Room("neurogrid.fork_server", frozenset()),
     Room("neurogrid.renewed_event", frozenset(), frozenset({"trio"})),
     Room("neurogrid.exception_groups", frozenset({"neurogrid.errors"}), frozenset({"trio"})),
     # It knows nobody.
