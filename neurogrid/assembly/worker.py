@@ -20,10 +20,10 @@ import trio
 from neurogrid.assembly.training import open_training
 from neurogrid.errors import ConfigurationError, NeuroGridError
 from neurogrid.exception_groups import unwrap_errors
+from neurogrid.fork_server import start_fork_server
 from neurogrid.inference.sessions.board import WorkerBoard
 from neurogrid.inference.sessions.service import SessionService
 from neurogrid.inference.sessions.worker_v10 import WorkerV10
-from neurogrid.model.confined import start_fork_server
 from neurogrid.model.files.checkpoint import Checkpoint
 from neurogrid.model.files.config import build_config, model_config_message, resolve_dtype
 from neurogrid.model.kernels import library
@@ -219,8 +219,7 @@ async def open_worker(settings: WorkerSettings) -> AsyncIterator[Worker]:
     """
     if not (settings.serves or settings.trains):
         raise ConfigurationError("a worker serves, trains, or both")
-    if settings.serves:
-        start_fork_server()  # before a GPU, other threads and the identity's key
+    start_fork_server()  # before a GPU, other threads and the identity's key
     machine = machine_name(settings.name)
     device = select_device(settings.device)
     avoid_planned_attention(device)

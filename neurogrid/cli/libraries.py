@@ -12,7 +12,7 @@ from neurogrid.cli.terminal.screen import Screen
 __all__ = ["import_libraries"]
 
 
-def import_libraries(screen: Screen, *names: str, confines: bool = True) -> None:
+def import_libraries(screen: Screen, *names: str) -> None:
     """Import modules of ours that bring torch and transformers, and what these make for good.
 
     The screen shows it where something can move: it may take longer than all that follows.
@@ -20,10 +20,7 @@ def import_libraries(screen: Screen, *names: str, confines: bool = True) -> None
     They make 400,000 objects, all to stay. Python looks for garbage among them several times on the way, which is a
     fifth of the time, and would go on to whenever the process has grown: it is told to leave them out.
 
-    The process in whose children other people's data is tried is forked now, with all that and little else.
-
-    Args:
-        confines: whether there will be any to try.
+    The process whose children train, and try other people's data, is forked now, with all that and little else.
     """
     was_enabled = gc.isenabled()
     gc.disable()
@@ -36,8 +33,6 @@ def import_libraries(screen: Screen, *names: str, confines: bool = True) -> None
         gc.freeze()
         if was_enabled:
             gc.enable()
-    if not confines:
-        return
-    from neurogrid.model.confined import start_fork_server
+    from neurogrid.fork_server import start_fork_server
 
     start_fork_server(in_any_thread=True)  # trio's, which wait for work

@@ -194,7 +194,7 @@ def run(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
             how = finding(options, where.addresses, trust, bootstrap, to_open=TO_OPEN)
             warn_of_loopback(where, is_chosen=bool(options.listen))
             # Here, not above: torch and transformers take seconds, and --help needs neither.
-            import_libraries(screen, "neurogrid.assembly.worker", confines=options.serve)
+            import_libraries(screen, "neurogrid.assembly.worker")
         from neurogrid.assembly.worker import WorkerSettings, open_worker
 
         settings = WorkerSettings(

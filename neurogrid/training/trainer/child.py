@@ -16,7 +16,9 @@ from typing import Any, Final
 import trio
 
 from neurogrid.errors import NeuroGridError
+from neurogrid.fork_server import running_fork_server
 from neurogrid.training.trainer.errors import TrainerError
+from neurogrid.training.trainer.forked import ForkedProcess, start_forked
 from neurogrid.training.trainer.frames import LENGTH_BYTES, pack, parse_length, unpack
 
 __all__ = ["Child", "ChildEnded"]
@@ -53,7 +55,7 @@ class Child:
     ) -> None:
         self._what, self._module, self._nursery = what, module, nursery
         self._errors = {each.__name__: each for each in errors}
-        self._process: trio.Process | None = None
+        self._process: trio.Process | ForkedProcess | ForkedProcess | None = None
         self._words: deque[str] = deque(maxlen=_NUM_LAST_WORDS)
         self._said = trio.Event()  # all that the process had to say
 
@@ -63,22 +65,26 @@ class Child:
         return None if self._process is None else self._process.pid
 
     async def start(self, *, threads: int) -> None:
-        """Start the process. There is none.
+        """Start the process: forked, where this one has a fork server. There is none.
 
         Args:
             threads: of torch; 0 for its own choice.
         """
         self._words.clear()
         self._said = trio.Event()
-        self._process = await trio.lowlevel.open_process(
-            [sys.executable, "-m", self._module],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            env=_environment(threads),
-            # Ctrl-C is for its owner, which ends it.
-            start_new_session=True,
-        )
+        server = running_fork_server()
+        if server is not None:
+            self._process = await start_forked(server, self._module, threads=threads)
+        else:
+            self._process = await trio.lowlevel.open_process(
+                [sys.executable, "-m", self._module],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                env=_environment(threads),
+                # Ctrl-C is for its owner, which ends it.
+                start_new_session=True,
+            )
         self._nursery.start_soon(self._log_words, self._process, self._said)
 
     async def exchange(
@@ -129,7 +135,7 @@ class Child:
                 await process.wait()
             await process.stdout.aclose()
 
-    async def _ended(self, process: trio.Process) -> ChildEnded:
+    async def _ended(self, process: trio.Process | ForkedProcess) -> ChildEnded:
         await self.end()
         with trio.move_on_after(STOP_TIMEOUT):
             await self._said.wait()
@@ -139,7 +145,7 @@ class Child:
         said = f"; its last words: {words}" if words else ""
         return ChildEnded(f"the {self._what}'s process {how}{said}")
 
-    async def _log_words(self, process: trio.Process, said: trio.Event) -> None:
+    async def _log_words(self, process: trio.Process | ForkedProcess, said: trio.Event) -> None:
         """Log what the process says, each line as it comes, until it ends."""
         assert process.stderr is not None
         buffer = b""
@@ -171,13 +177,13 @@ def _environment(threads: int) -> dict[str, str]:
     return environment
 
 
-async def _receive(process: trio.Process) -> bytes:
+async def _receive(process: trio.Process | ForkedProcess) -> bytes:
     """The bytes of the next frame."""
     length = parse_length(await _receive_bytes(process, LENGTH_BYTES))
     return await _receive_bytes(process, length)
 
 
-async def _receive_bytes(process: trio.Process, length: int) -> bytes:
+async def _receive_bytes(process: trio.Process | ForkedProcess, length: int) -> bytes:
     assert process.stdout is not None
     received = bytearray()
     while len(received) < length:

@@ -15,8 +15,16 @@ from neurogrid.model.stages.device import device_memory
 __all__ = ["Memory", "free_memory", "is_out_of_memory", "lift_limit", "limit_memory", "memory_of"]
 
 _SELF = Path("/proc/self")
-# What torch says, and what others make of it.
-_NO_MEMORY = ("can't allocate memory", "Cannot allocate memory", "out of memory", "bad_alloc")
+# What torch says, what oneDNN says that gets nothing for what it needs itself, and what others make of it.
+_NO_MEMORY = (
+    "can't allocate memory",
+    "Cannot allocate memory",
+    "out of memory",
+    "bad_alloc",
+    "could not create a primitive",
+    "could not execute a primitive",
+    "could not create a memory object",
+)
 
 
 class Memory(ABC):

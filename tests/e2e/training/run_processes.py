@@ -18,8 +18,17 @@ from neurogrid.training.runs.entries import Entry, ResumedEntry, RoundEntry
 from neurogrid.training.runs.journal import read_journal
 from tests.e2e.preloaded import DEADLINE, TRAIN, WORKER, Popen
 
-__all__ = ["RUN_FILE", "RunProcesses", "make_inputs", "rounds_of", "used_samples"]
+__all__ = [
+    "RUN_FILE",
+    "STAGE_PROGRAM",
+    "RunProcesses",
+    "make_inputs",
+    "program_below",
+    "rounds_of",
+    "used_samples",
+]
 
+STAGE_PROGRAM = "neurogrid.training.stages.stage_program"
 CONFIG = {
     "model_type": "llama",
     "architectures": ["LlamaForCausalLM"],
@@ -53,6 +62,19 @@ def make_inputs(directory: Path, *, num_words: int = 24_000) -> None:
     digits = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
     words = (digits[int(digit)] for number in range(num_words) for digit in str(number))
     (directory / "text.txt").write_text(" ".join(words))
+
+
+def program_below(pid: int, module: str) -> int:
+    """The one process that runs a module, of those that a process has started, or these have in their turn."""
+    found, below = [], [pid]
+    while below:
+        for path in Path(f"/proc/{below.pop()}/task").glob("*/children"):
+            for child in path.read_text().split():
+                below.append(int(child))
+                if module.encode() in Path(f"/proc/{child}/cmdline").read_bytes():
+                    found.append(int(child))
+    (process,) = found
+    return process
 
 
 class RunProcesses:
@@ -129,14 +151,9 @@ class RunProcesses:
     def kill_trainer_of_leader(self) -> None:
         """kill -9 the process in which the leader evaluates and writes checkpoints."""
         assert self.leader is not None
-        of_leader = Path(f"/proc/{self.leader.pid}/task").glob("*/children")
-        children = [int(pid) for path in of_leader for pid in path.read_text().split()]
-        (trainer,) = [
-            pid
-            for pid in children
-            if b"neurogrid.training.trainer.program" in Path(f"/proc/{pid}/cmdline").read_bytes()
-        ]
-        os.kill(trainer, signal.SIGKILL)
+        os.kill(
+            program_below(self.leader.pid, "neurogrid.training.trainer.program"), signal.SIGKILL
+        )
 
     def rounds(self) -> int:
         """The last round in the figures."""

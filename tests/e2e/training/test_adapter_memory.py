@@ -13,8 +13,7 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from tests.e2e.preloaded import DEADLINE, ENVIRONMENT
-from tests.e2e.training.run_processes import RUN_FILE, open_run
-from tests.e2e.training.test_chains import stage_process
+from tests.e2e.training.run_processes import RUN_FILE, STAGE_PROGRAM, open_run, program_below
 from tests.ports import free_port
 
 MIB = 2**20
@@ -45,7 +44,7 @@ steps = 15
 every = 0
 """
 )
-# Not forked from a process that has imported everything: what a process takes is to be its own.
+# Not forked from one of the tests: what a process shares is to be that of its own worker.
 WORKER = ("/usr/bin/env", sys.executable, "-m", "neurogrid.cli.commands.worker")
 # A step, and pages of libraries that are first needed then.
 STEP = 70 * MIB
@@ -94,8 +93,8 @@ def test_no_worker_has_room_for_the_model_or_for_its_stage_twice(tmp_path: Path)
             run.join(name, "--memory-limit", str(limit), program=WORKER)
         run.wait_round(3)
         peaks = [
-            bytes_of(Path(f"/proc/{stage_process(run.workers[name].pid)}/status"), "VmHWM")
-            for name in names
+            bytes_of(Path(f"/proc/{program_below(worker.pid, STAGE_PROGRAM)}/status"), "VmHWM")
+            for worker in run.workers.values()
         ]
         run.end()
     assert "do not fit" not in run.log

@@ -27,8 +27,10 @@ from neurogrid.training.trainer.models import make_model
 from tests.e2e.preloaded import DEADLINE
 from tests.e2e.training.run_processes import (
     RUN_FILE,
+    STAGE_PROGRAM,
     RunProcesses,
     open_run,
+    program_below,
     rounds_of,
     used_samples,
 )
@@ -193,24 +195,10 @@ def test_the_process_of_a_stage_is_killed(tmp_path: Path, undisturbed: dict[str,
         run.join("one")
         run.join("two")
         run.wait_round(6)
-        os.kill(stage_process(run.workers["two"].pid), signal.SIGKILL)
+        os.kill(program_below(run.workers["two"].pid, STAGE_PROGRAM), signal.SIGKILL)
         run.end()
         assert "the stage's process was ended by signal 9" in run.log
         assert_same_bits(weights_of(run.run), undisturbed)
-
-
-def stage_process(pid: int) -> int:
-    children = [
-        int(child)
-        for path in Path(f"/proc/{pid}/task").glob("*/children")
-        for child in path.read_text().split()
-    ]
-    (found,) = [
-        child
-        for child in children
-        if b"stages.stage_program" in Path(f"/proc/{child}/cmdline").read_bytes()
-    ]
-    return found
 
 
 def test_the_leader_is_killed_and_comes_back(
