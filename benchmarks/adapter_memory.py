@@ -41,7 +41,6 @@ from statistics import median
 from typing import Any
 
 import torch
-from neurogrid.training.leading.chain_weights import ChainWeights, codes_of
 from peft import PeftModel
 from report import table, write_report
 from safetensors.torch import save_file
@@ -55,6 +54,7 @@ from neurogrid.model.files.config import build_config
 from neurogrid.model.files.quantization import AS_STORED, Quantization, gather_codes
 from neurogrid.model.files.tensor_names import path_in_layer
 from neurogrid.model.stages.training_stage import TrainingStage
+from neurogrid.training.leading.chains.weights import ChainWeights, codes_of
 from neurogrid.training.stages.lora import Adapters, read_adapter
 from neurogrid.training.stages.weight_files import WeightFiles
 
