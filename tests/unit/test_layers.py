@@ -212,6 +212,9 @@ HOUSE = (
     # What a trainer is told, and the optimiser that it makes of it.
     training(".runs.trainer_settings", frozenset()),
     training(".runs.inner_optimizer", frozenset({"torch"})),
+    # Pure: no clock, no socket, no torch. Runs whose members witness what the others did.
+    training(".witnessed.results", frozenset({"numpy"})),
+    training(".witnessed", frozenset()),
     # A child process and its owner; of peers it knows nothing.
     Room(
         "neurogrid.training.trainer",

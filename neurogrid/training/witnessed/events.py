@@ -1,0 +1,270 @@
+"""What happens to a witnessed run: all that `tick` is told, and its form in a journal. Pure.
+
+Source: protocol_spec/training/witnessed.md, "Events".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from neurogrid.training.witnessed.commitments import Commitment, WitnessProof
+from neurogrid.training.witnessed.json_fields import Fields
+from neurogrid.training.witnessed.phases import (
+    MAX_MEMBERS,
+    MAX_PEER_CHARS,
+    MAX_REASON_CHARS,
+    Health,
+)
+
+__all__ = [
+    "MAX_EVIDENCE_BYTES",
+    "Checkpointed",
+    "Committed",
+    "Eject",
+    "Event",
+    "Gone",
+    "Joined",
+    "Left",
+    "Pause",
+    "Resume",
+    "Stop",
+    "Unhealthy",
+    "Warm",
+    "Witnessed",
+    "event_json",
+    "event_of",
+]
+
+MAX_EVIDENCE_BYTES: Final = 65_536
+_U32: Final = 2**32
+_U64: Final = 2**64
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """A peer wants to be a member, in a process with this incarnation, a u64."""
+
+    peer: str
+    incarnation: int
+
+    def __post_init__(self) -> None:
+        _check_peer(self.peer, self.incarnation)
+
+
+@dataclass(frozen=True, slots=True)
+class Gone:
+    """A peer with this incarnation, that waits or is a member, is there no more: nobody need know its seat."""
+
+    peer: str
+    incarnation: int
+
+    def __post_init__(self) -> None:
+        _check_peer(self.peer, self.incarnation)
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """A member is one no more: WITHDRAWN by itself, or DROPPED, as when its connection is lost."""
+
+    seat: int
+    why: Health = Health.DROPPED
+
+    def __post_init__(self) -> None:
+        _check_u32("seat", self.seat)
+        if self.why not in (Health.DROPPED, Health.WITHDRAWN):
+            raise ValueError(f"a member leaves as dropped or withdrawn, not as {self.why}")
+
+
+@dataclass(frozen=True, slots=True)
+class Warm:
+    """A member has the weights that this epoch begins with, and can train."""
+
+    seat: int
+    epoch: int
+
+    def __post_init__(self) -> None:
+        _check_u32("seat", self.seat)
+        _check_u32("epoch", self.epoch)
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """A member has committed to a result. Its signature is checked already."""
+
+    commitment: Commitment
+
+
+@dataclass(frozen=True, slots=True)
+class Witnessed:
+    """A witness has sent its proof. Its signature is checked already."""
+
+    proof: WitnessProof
+
+
+@dataclass(frozen=True, slots=True)
+class Unhealthy:
+    """A member cannot reach those on these seats, in this epoch and this round, as the state counts them."""
+
+    by_seat: int
+    seats: tuple[int, ...]
+    epoch: int
+    round: int
+
+    def __post_init__(self) -> None:
+        for value in (self.by_seat, self.epoch, self.round, *self.seats):
+            _check_u32("seat, epoch or round", value)
+        if len(self.seats) > MAX_MEMBERS:
+            raise ValueError(f"a member complains about at most {MAX_MEMBERS} seats")
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpointed:
+    """A member has kept the weights that this epoch ended with."""
+
+    seat: int
+    epoch: int
+
+    def __post_init__(self) -> None:
+        _check_u32("seat", self.seat)
+        _check_u32("epoch", self.epoch)
+
+
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """Phases go on no more until `Resume`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Resume:
+    """The phase goes on, with the rest of its time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Eject:
+    """A member has lied, as the evidence shows: nothing of it counts, and its peer is taken no more.
+
+    Attributes:
+        seat: that it has or had.
+        evidence: for who reads the journal, at most 64 KiB.
+        peer: who had the seat, where that may be over; empty: whoever has it.
+    """
+
+    seat: int
+    evidence: bytes = b""
+    peer: str = ""
+
+    def __post_init__(self) -> None:
+        _check_u32("seat", self.seat)
+        if len(self.evidence) > MAX_EVIDENCE_BYTES:
+            raise ValueError(f"evidence has at most {MAX_EVIDENCE_BYTES} bytes")
+        if len(self.peer) > MAX_PEER_CHARS:
+            raise ValueError(f"a peer has at most {MAX_PEER_CHARS} characters")
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """The run is to end with the round under way; why, for people."""
+
+    reason: str
+
+    def __post_init__(self) -> None:
+        if not 1 <= len(self.reason) <= MAX_REASON_CHARS:
+            raise ValueError(f"a reason has 1 to {MAX_REASON_CHARS} characters")
+
+
+Event = (
+    Joined
+    | Gone
+    | Left
+    | Warm
+    | Committed
+    | Witnessed
+    | Unhealthy
+    | Checkpointed
+    | Pause
+    | Resume
+    | Eject
+    | Stop
+)
+
+
+def event_json(event: Event) -> dict[str, Any]:
+    """An event for JSON; `event_of` reads it."""
+    match event:
+        case Joined(peer, incarnation) | Gone(peer, incarnation):
+            fields: dict[str, Any] = {"peer": peer, "incarnation": incarnation}
+        case Left(seat, why):
+            fields = {"seat": seat, "why": str(why)}
+        case Warm(seat, epoch) | Checkpointed(seat, epoch):
+            fields = {"seat": seat, "epoch": epoch}
+        case Committed(commitment):
+            fields = {"commitment": commitment.json()}
+        case Witnessed(proof):
+            fields = {"proof": proof.json()}
+        case Unhealthy(by_seat, seats, epoch, number):
+            fields = {"by_seat": by_seat, "seats": list(seats), "epoch": epoch, "round": number}
+        case Eject(seat, evidence, peer):
+            fields = {"seat": seat, "evidence": evidence.hex(), "peer": peer}
+        case Stop(reason):
+            fields = {"reason": reason}
+        case Pause() | Resume():
+            fields = {}
+    return {"kind": type(event).__name__.lower(), **fields}
+
+
+def event_of(value: object) -> Event:
+    """The event that `event_json` was of.
+
+    Raises:
+        ValueError: it is none, and why.
+    """
+    fields = Fields(value)
+    kind = fields.text("kind")
+    if kind not in _READERS:
+        raise ValueError(f"there is no event called {kind[:40]!r}")
+    event = _READERS[kind](fields)
+    fields.end()
+    return event
+
+
+_READERS: Final[Mapping[str, Callable[[Fields], Event]]] = {
+    "joined": lambda of: Joined(of.text("peer"), of.number("incarnation")),
+    "gone": lambda of: Gone(of.text("peer"), of.number("incarnation")),
+    "left": lambda of: Left(of.number("seat"), Health(of.text("why"))),
+    "warm": lambda of: Warm(of.number("seat"), of.number("epoch")),
+    "committed": lambda of: Committed(Commitment.read(of.take("commitment"))),
+    "witnessed": lambda of: Witnessed(WitnessProof.read(of.take("proof"))),
+    "unhealthy": lambda of: Unhealthy(
+        of.number("by_seat"),
+        of.array("seats", _seat),
+        of.number("epoch"),
+        of.number("round"),
+    ),
+    "checkpointed": lambda of: Checkpointed(of.number("seat"), of.number("epoch")),
+    "pause": lambda of: Pause(),
+    "resume": lambda of: Resume(),
+    "eject": lambda of: Eject(
+        of.number("seat"), of.binary("evidence", 0, MAX_EVIDENCE_BYTES), of.text("peer")
+    ),
+    "stop": lambda of: Stop(of.text("reason")),
+}
+
+
+def _seat(value: object) -> int:
+    if type(value) is not int:
+        raise ValueError("a seat is no integer")
+    return value
+
+
+def _check_peer(peer: str, incarnation: int) -> None:
+    if not 1 <= len(peer) <= MAX_PEER_CHARS:
+        raise ValueError(f"a peer has 1 to {MAX_PEER_CHARS} characters")
+    if not 0 <= incarnation < _U64:
+        raise ValueError("an incarnation is no u64")
+
+
+def _check_u32(name: str, value: int) -> None:
+    if not 0 <= value < _U32:
+        raise ValueError(f"{name} is no u32")

@@ -1,0 +1,118 @@
+"""What witnesses of a round come to: who was there, and which results all apply. Pure.
+
+Source: protocol_spec/training/witnessed.md, "Counting".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+
+from neurogrid.training.witnessed.assigning import assign
+from neurogrid.training.witnessed.commitments import Commitment, WitnessProof, seat_item
+from neurogrid.training.witnessed.filters import NUM_HASHES, BloomFilter
+from neurogrid.training.witnessed.merkle import merkle_root
+from neurogrid.training.witnessed.phases import EpochRules, EpochState
+from neurogrid.training.witnessed.selection import committee, quorum, witnesses
+
+__all__ = ["Parts", "agree", "is_complete", "is_plausible", "parts_of", "took_part"]
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """Who does what in a round.
+
+    Attributes:
+        trainers: seats, in the committee's order.
+        auditors: seats that compute again what trainers have.
+        witnesses: seats.
+        works: the first batch and the number of batches of each seat that has any, ascending by batch.
+        quorum: witnesses that must say a thing for it to count.
+    """
+
+    trainers: tuple[int, ...]
+    auditors: tuple[int, ...]
+    witnesses: tuple[int, ...]
+    works: Mapping[int, tuple[int, int]]
+    quorum: int
+
+
+def parts_of(rules: EpochRules, state: EpochState) -> Parts:
+    """Who does what in the round under way, or in the last one."""
+    return _parts(
+        state.seed,
+        state.seats,
+        rules.auditors,
+        rules.witnesses,
+        state.first_batch,
+        state.num_batches,
+    )
+
+
+@lru_cache(maxsize=64)
+def _parts(
+    seed: bytes,
+    seats: tuple[int, ...],
+    num_auditors: int,
+    num_witnesses: int,
+    first_batch: int,
+    num_batches: int,
+) -> Parts:
+    trainers, auditors = committee(seed, seats, num_auditors)
+    chosen = witnesses(seed, seats, num_witnesses)
+    works = assign(trainers, first_batch, num_batches)
+    return Parts(trainers, auditors, chosen, works, quorum(len(chosen)))
+
+
+def is_plausible(state: EpochState, parts: Parts, proof: WitnessProof) -> bool:
+    """Whether an honest witness of this round can have sent a proof: its filters have no bits that nothing explains."""
+    if proof.results_filter(state.seed).num_set > NUM_HASHES * len(parts.works):
+        return False
+    heard = proof.participants_filter(state.seed)
+    items = [item for item in map(seat_item, state.seats) if item in heard]
+    salted = BloomFilter.of(heard.salt, items)
+    return bytes(salted) == proof.participants and seat_item(proof.seat) in heard
+
+
+def is_complete(state: EpochState, parts: Parts, proof: WitnessProof) -> bool:
+    """Whether a witness has the results of all that are still to be waited for, as the root of its tree shows."""
+    had = _had(state, proof)
+    waited = {seat for seat in parts.works if seat in state.healthy}
+    return waited <= {each.seat for each in had} and proof.root == merkle_root(
+        each.digest() for each in had
+    )
+
+
+def agree(state: EpochState, parts: Parts) -> tuple[Commitment, ...]:
+    """The results that enough witnesses have, in the order of their batches."""
+    counts = dict.fromkeys(state.commitments, 0)
+    for proof in state.proofs:
+        for commitment in _had(state, proof):
+            counts[commitment] += 1
+    found = [each for each, count in counts.items() if count >= parts.quorum]
+    return tuple(sorted(found, key=lambda each: each.first_batch))
+
+
+def took_part(state: EpochState, parts: Parts) -> frozenset[int]:
+    """Seats that enough witnesses heard of, or that showed themselves where there was nothing to hear.
+
+    Those are seats without batches that committed to none, or witnessed; and where the proofs are fewer than the
+    quorum, all that did either.
+    """
+    shown = {each.seat for each in (*state.commitments, *state.proofs)}
+    if len(state.proofs) < parts.quorum:
+        return frozenset(shown)
+    found = {seat for seat in shown if seat not in parts.works}
+    filters = [proof.participants_filter(state.seed) for proof in state.proofs]
+    for seat in state.seats:
+        item = seat_item(seat)
+        if sum(item in each for each in filters) >= parts.quorum:
+            found.add(seat)
+    return frozenset(found)
+
+
+def _had(state: EpochState, proof: WitnessProof) -> list[Commitment]:
+    """The commitments to results that are in the filter of a witness."""
+    results = proof.results_filter(state.seed)
+    return [each for each in state.commitments if each.num_batches and each.digest() in results]
