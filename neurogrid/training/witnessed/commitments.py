@@ -87,7 +87,9 @@ class Commitment:
         """
         fields = Fields(value)
         found = cls(
-            *(fields.number(key) for key in ("seat", "epoch", "round")),
+            fields.number("seat"),
+            fields.number("epoch"),
+            fields.number("round"),
             fields.number("first_batch"),
             fields.number("num_batches"),
             fields.binary("result", _DIGEST),
@@ -104,7 +106,8 @@ class WitnessProof:
         seat: of the witness, u32.
         epoch: of members, u32.
         round: of the run, u32.
-        participants: a filter of the seats that took part, itself among them, 128 bytes.
+        participants: a filter of the seats that took part, itself among them, 128 bytes: those whose results it has,
+            and of those without batches, those that it heard of.
         results: a filter of the commitments to results that it has, 128 bytes.
         root: of the tree over these commitments, 32 bytes.
 
@@ -144,8 +147,8 @@ class WitnessProof:
             seed: of the round.
             epoch: of members.
             round_number: of the run.
-            commitments: to results that it has; of a member without batches, that it heard of.
-            participants: seats that it heard of otherwise.
+            commitments: to results that it has; and those to nothing, of members without batches, that it heard of.
+            participants: more seats, of members without batches, that it heard of.
         """
         salt = filter_salt(seed, seat)
         had = list(commitments)
@@ -198,7 +201,9 @@ class WitnessProof:
         """
         fields = Fields(value)
         found = cls(
-            *(fields.number(key) for key in ("seat", "epoch", "round")),
+            fields.number("seat"),
+            fields.number("epoch"),
+            fields.number("round"),
             fields.binary("participants", FILTER_BYTES),
             fields.binary("results", FILTER_BYTES),
             fields.binary("root", _DIGEST),

@@ -38,6 +38,8 @@ __all__ = [
 ]
 
 MAX_EVIDENCE_BYTES: Final = 65_536
+# Of RSA with 4,096 bits; Ed25519 has 64.
+MAX_SIGNATURE_BYTES: Final = 512
 _U32: Final = 2**32
 _U64: Final = 2**64
 
@@ -91,16 +93,24 @@ class Warm:
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """A member has committed to a result. Its signature is checked already."""
+    """A member has committed to a result. Its signature is checked already, and stays for who reads the journal."""
 
     commitment: Commitment
+    signature: bytes = b""
+
+    def __post_init__(self) -> None:
+        _check_signature(self.signature)
 
 
 @dataclass(frozen=True, slots=True)
 class Witnessed:
-    """A witness has sent its proof. Its signature is checked already."""
+    """A witness has sent its proof. Its signature is checked already, and stays for who reads the journal."""
 
     proof: WitnessProof
+    signature: bytes = b""
+
+    def __post_init__(self) -> None:
+        _check_signature(self.signature)
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,10 +209,10 @@ def event_json(event: Event) -> dict[str, Any]:
             fields = {"seat": seat, "why": str(why)}
         case Warm(seat, epoch) | Checkpointed(seat, epoch):
             fields = {"seat": seat, "epoch": epoch}
-        case Committed(commitment):
-            fields = {"commitment": commitment.json()}
-        case Witnessed(proof):
-            fields = {"proof": proof.json()}
+        case Committed(commitment, signature):
+            fields = {"commitment": commitment.json(), "signature": signature.hex()}
+        case Witnessed(proof, signature):
+            fields = {"proof": proof.json(), "signature": signature.hex()}
         case Unhealthy(by_seat, seats, epoch, number):
             fields = {"by_seat": by_seat, "seats": list(seats), "epoch": epoch, "round": number}
         case Eject(seat, evidence, peer):
@@ -234,8 +244,12 @@ _READERS: Final[Mapping[str, Callable[[Fields], Event]]] = {
     "gone": lambda of: Gone(of.text("peer"), of.number("incarnation")),
     "left": lambda of: Left(of.number("seat"), Health(of.text("why"))),
     "warm": lambda of: Warm(of.number("seat"), of.number("epoch")),
-    "committed": lambda of: Committed(Commitment.read(of.take("commitment"))),
-    "witnessed": lambda of: Witnessed(WitnessProof.read(of.take("proof"))),
+    "committed": lambda of: Committed(
+        Commitment.read(of.take("commitment")), of.binary("signature", 0, MAX_SIGNATURE_BYTES)
+    ),
+    "witnessed": lambda of: Witnessed(
+        WitnessProof.read(of.take("proof")), of.binary("signature", 0, MAX_SIGNATURE_BYTES)
+    ),
     "unhealthy": lambda of: Unhealthy(
         of.number("by_seat"),
         of.array("seats", _seat),
@@ -263,6 +277,11 @@ def _check_peer(peer: str, incarnation: int) -> None:
         raise ValueError(f"a peer has 1 to {MAX_PEER_CHARS} characters")
     if not 0 <= incarnation < _U64:
         raise ValueError("an incarnation is no u64")
+
+
+def _check_signature(signature: bytes) -> None:
+    if len(signature) > MAX_SIGNATURE_BYTES:
+        raise ValueError(f"a signature has at most {MAX_SIGNATURE_BYTES} bytes")
 
 
 def _check_u32(name: str, value: int) -> None:

@@ -100,7 +100,7 @@ def took_part(state: EpochState, parts: Parts) -> frozenset[int]:
     Those are seats without batches that committed to none, or witnessed; and where the proofs are fewer than the
     quorum, all that did either.
     """
-    shown = {each.seat for each in (*state.commitments, *state.proofs)}
+    shown = {each.seat for each in state.commitments} | {each.seat for each in state.proofs}
     if len(state.proofs) < parts.quorum:
         return frozenset(shown)
     found = {seat for seat in shown if seat not in parts.works}

@@ -79,10 +79,12 @@ def tick(
         raise ValueError(f"a draw has {_SEED} bytes, not {len(draw)}")
     if len(events) > MAX_EVENTS:
         raise ValueError(f"a tick takes at most {MAX_EVENTS} events, not {len(events)}")
+    phase = state.phase
     for event in events:
         if state.phase is not EpochPhase.FINISHED:
             state = _take(rules, state, now, event)
-    return _go_on(rules, state, now, draw)
+    # Pausing and going on again are arrows, too.
+    return state if state.phase is not phase else _go_on(rules, state, now, draw)
 
 
 def due(rules: EpochRules, state: EpochState) -> float | None:
@@ -110,9 +112,9 @@ def _take(rules: EpochRules, state: EpochState, now: float, event: Event) -> Epo
         case Checkpointed(seat, epoch):
             if _is_told(state, seat, epoch, EpochPhase.COOLDOWN) and seat not in state.checkpointed:
                 return replace(state, checkpointed=state.checkpointed | {seat})
-        case Committed(commitment):
+        case Committed(commitment, _):
             return _committed(rules, state, commitment)
-        case Witnessed(proof):
+        case Witnessed(proof, _):
             return _witnessed(rules, state, proof)
         case Unhealthy():
             return _complained(state, event)
@@ -180,29 +182,25 @@ def _leave(state: EpochState, seats: Iterable[int], why: Health) -> EpochState:
 
 
 def _eject(state: EpochState, seat: int, peer: str = "") -> EpochState:
-    """Nothing of a member counts that is not agreed yet."""
+    """Nothing counts of a peer that is not agreed yet, and it is taken no more."""
     member = state.member(seat)
-    if member is not None and member.health is not Health.EJECTED and peer in ("", member.peer):
+    if member is not None and peer in ("", member.peer):
         peer = member.peer
-        members = tuple(
-            replace(each, health=Health.EJECTED) if each is member else each
-            for each in state.members
-        )
-        state = replace(
-            state,
-            members=members,
-            commitments=tuple(each for each in state.commitments if each.seat != seat),
-            proofs=tuple(each for each in state.proofs if each.seat != seat),
-        )
-    if not peer or peer in state.barred:
+    elif member is not None or not peer:
         return state
-    for each in state.members:
-        if each.peer == peer:
-            state = _leave(state, [each.seat], Health.EJECTED)
+    if peer in state.barred:
+        return state
+    seats = {each.seat for each in state.members if each.peer == peer}
     return replace(
         state,
-        barred=(*state.barred, peer)[-MAX_BARRED:],
+        members=tuple(
+            replace(each, health=Health.EJECTED) if each.seat in seats else each
+            for each in state.members
+        ),
+        commitments=tuple(each for each in state.commitments if each.seat not in seats),
+        proofs=tuple(each for each in state.proofs if each.seat not in seats),
         pending=tuple(each for each in state.pending if each[0] != peer),
+        barred=(*state.barred, peer)[-MAX_BARRED:],
     )
 
 
@@ -221,9 +219,10 @@ def _is_of_round(state: EpochState, said: Commitment | WitnessProof) -> bool:
 
 
 def _committed(rules: EpochRules, state: EpochState, commitment: Commitment) -> EpochState:
+    if not _is_of_round(state, commitment):
+        return state
     work = parts_of(rules, state).works.get(commitment.seat, (0, 0))
-    said = commitment.first_batch, commitment.num_batches
-    if not _is_of_round(state, commitment) or said != work:
+    if (commitment.first_batch, commitment.num_batches) != work:
         return state
     for before in state.commitments:
         if before.seat == commitment.seat:
@@ -234,11 +233,11 @@ def _committed(rules: EpochRules, state: EpochState, commitment: Commitment) -> 
 
 
 def _witnessed(rules: EpochRules, state: EpochState, proof: WitnessProof) -> EpochState:
+    if not _is_of_round(state, proof):
+        return state
     parts = parts_of(rules, state)
     is_new = all(before.seat != proof.seat for before in state.proofs)
-    if not (_is_of_round(state, proof) and is_new and proof.seat in parts.witnesses):
-        return state
-    if not is_plausible(state, parts, proof):
+    if not (is_new and proof.seat in parts.witnesses and is_plausible(state, parts, proof)):
         return state
     found = sorted((*state.proofs, proof), key=lambda each: each.seat)
     return replace(state, proofs=tuple(found))
