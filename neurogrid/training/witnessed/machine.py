@@ -322,7 +322,8 @@ def _only_healthy(state: EpochState) -> EpochState:
     if members == state.members:
         return state
     seats = {each.seat for each in members}
-    return replace(state, members=members, ready=state.ready & seats)
+    complaints = tuple(each for each in state.complaints if seats.issuperset(each))
+    return replace(state, members=members, ready=state.ready & seats, complaints=complaints)
 
 
 def _admit(rules: EpochRules, state: EpochState) -> EpochState:
