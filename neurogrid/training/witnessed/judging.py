@@ -13,7 +13,7 @@ from neurogrid.training.witnessed.assigning import assign
 from neurogrid.training.witnessed.commitments import Commitment, WitnessProof, seat_item
 from neurogrid.training.witnessed.filters import NUM_HASHES, BloomFilter
 from neurogrid.training.witnessed.merkle import merkle_root
-from neurogrid.training.witnessed.phases import EpochRules, EpochState
+from neurogrid.training.witnessed.phases import EpochRules, EpochState, Health
 from neurogrid.training.witnessed.selection import committee, quorum, witnesses
 
 __all__ = ["Parts", "agree", "is_complete", "is_plausible", "parts_of", "took_part"]
@@ -85,12 +85,15 @@ def is_complete(state: EpochState, parts: Parts, proof: WitnessProof) -> bool:
 
 
 def agree(state: EpochState, parts: Parts) -> tuple[Commitment, ...]:
-    """The results that enough witnesses have, in the order of their batches."""
+    """The results that enough witnesses have, but for those of liars, in the order of their batches."""
     counts = dict.fromkeys(state.commitments, 0)
     for proof in state.proofs:
         for commitment in _had(state, proof):
             counts[commitment] += 1
-    found = [each for each, count in counts.items() if count >= parts.quorum]
+    ejected = {each.seat for each in state.members if each.health is Health.EJECTED}
+    found = [
+        each for each, count in counts.items() if count >= parts.quorum and each.seat not in ejected
+    ]
     return tuple(sorted(found, key=lambda each: each.first_batch))
 
 

@@ -197,7 +197,6 @@ def _eject(state: EpochState, seat: int, peer: str = "") -> EpochState:
             replace(each, health=Health.EJECTED) if each.seat in seats else each
             for each in state.members
         ),
-        commitments=tuple(each for each in state.commitments if each.seat not in seats),
         proofs=tuple(each for each in state.proofs if each.seat not in seats),
         pending=tuple(each for each in state.pending if each[0] != peer),
         barred=(*state.barred, peer)[-MAX_BARRED:],

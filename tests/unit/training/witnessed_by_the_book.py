@@ -185,7 +185,7 @@ def beginning(began: float = 0.0) -> State:
     return {
         **dict.fromkeys(integers.split(), 0),
         **{key: [] for key in arrays.split()},
-        **dict.fromkeys("paused reason ended".split(), ""),
+        **dict.fromkeys(("paused", "reason", "ended"), ""),
         "phase": "waiting_for_members",
         "began": time_text(began),
         "elapsed": time_text(0.0),
@@ -276,8 +276,7 @@ class Book:
             if member[1] == peer:
                 member[3] = "ejected"
                 gone.append(member[0])
-        for key in ("commitments", "proofs"):
-            s[key] = [each for each in s[key] if each["seat"] not in gone]
+        s["proofs"] = [each for each in s["proofs"] if each["seat"] not in gone]
         s["pending"] = [each for each in s["pending"] if each[0] != peer]
         s["barred"] = (s["barred"] + [peer])[-1024:]
 
@@ -473,12 +472,12 @@ class Book:
         s, roles = self.state, self.parts()
         enough = len(s["proofs"]) >= roles["quorum"]
         said = [[c["seat"] for c in self.results_of(proof)] for proof in s["proofs"]]
+        liars = [m[0] for m in s["members"] if m[3] == "ejected"]
         s["agreed"] = [
             c
             for c in sorted(s["commitments"], key=lambda c: c["first_batch"])
-            if enough
-            and c["num_batches"]
-            and sum(c["seat"] in each for each in said) >= roles["quorum"]
+            if enough and c["num_batches"] and c["seat"] not in liars
+            if sum(c["seat"] in each for each in said) >= roles["quorum"]
         ]
         shown = [each["seat"] for each in s["commitments"] + s["proofs"]]
         self.make(
