@@ -15,6 +15,7 @@ from neurogrid.training.witnessed import (
     EpochRules,
     EpochState,
     Event,
+    Health,
     Joined,
     Parts,
     Warm,
@@ -92,6 +93,16 @@ class WitnessedRun:
     def parts(self) -> Parts:
         """Who does what in the round."""
         return parts_of(self.rules, self.state)
+
+    @property
+    def health(self) -> dict[int, Health]:
+        """Of all members of the epoch, by seat."""
+        return {each.seat: each.health for each in self.state.members}
+
+    @property
+    def agreed_seats(self) -> set[int]:
+        """Whose results were agreed in the round before."""
+        return {each.seat for each in self.state.agreed}
 
     def seat_of(self, peer: str) -> int:
         """The seat that a peer has in this epoch, the last one of several."""

@@ -25,13 +25,13 @@ def check(random: Random, num_acts: int, *, beside: bool) -> None:
 
 
 @settings(max_examples=120)
-@given(seed=SEEDS, num_acts=st.integers(0, 80))
+@given(seed=SEEDS, num_acts=st.integers(0, 100))
 def test_a_run_has_one_state_and_takes_nothing_back(seed: int, num_acts: int) -> None:
     check(Random(seed), num_acts, beside=True)
 
 
 @pytest.mark.long
 @settings(max_examples=100_000)
-@given(seed=SEEDS, num_acts=st.integers(0, 80))
+@given(seed=SEEDS, num_acts=st.integers(0, 100))
 def test_a_run_has_one_state_and_takes_nothing_back_for_long(seed: int, num_acts: int) -> None:
     check(Random(seed), num_acts, beside=seed % 8 == 0)

@@ -121,7 +121,8 @@ class Schedule:
         self.weights = {
             act: random.choice([0, 1, 3]) * weight for act, weight in self.acts().items()
         }
-        self.weights.update({self.join: 3, self.work: 12, self.deliver: 10, self.wait: 3})
+        self.weights.update({self.join: 3, self.work: 8, self.deliver: 8, self.wait: 3})
+        self.weights[self.resume] += self.weights[self.pause]
 
     def acts(self) -> dict[Callable[[], None], float]:
         """What may happen, and how often."""
@@ -130,6 +131,7 @@ class Schedule:
             self.work: 12,
             self.deliver: 10,
             self.wait: 3,
+            self.succeed: 6,
             self.die: 0.4,
             self.leave: 0.2,
             self.lie: 1.0,
@@ -145,6 +147,8 @@ class Schedule:
     def run(self, num_acts: int) -> None:
         """So many things happen."""
         acts, weights = list(self.weights), list(self.weights.values())
+        for _ in range(self.random.choice([0, 5])):
+            self.join()
         for act in self.random.choices(acts, weights, k=num_acts):
             act()
 
@@ -240,7 +244,8 @@ class Schedule:
         self.old.append(event)
 
     def join(self) -> None:
-        peer = self.any_peer()
+        asleep = [peer for peer in self.peers.values() if not peer.alive]
+        peer = self.random.choice(asleep) if asleep else self.any_peer()
         if not peer.alive or self.random.random() < 0.1:
             peer.alive = True
             peer.incarnation += self.random.choice([0, 1])
@@ -306,6 +311,18 @@ class Schedule:
         """Time goes on, once in a while a little back."""
         self.now += self.random.choice([0.0, 0.5, 2.0, 2.0, 9.0, -0.5])
         self.tick()
+
+    def succeed(self) -> None:
+        """All that are alive do what they are to do, and it comes at once."""
+        others, self.network = self.network, []
+        for peer in self.peers.values():
+            if peer.alive:
+                self.look(peer)
+                self.act(peer, 1.0)
+        # Who commits comes before who witnesses.
+        self.network.sort(key=lambda event: isinstance(event, Witnessed))
+        self.tick(*self.network)
+        self.network = others
 
     def die(self) -> None:
         peer = self.any_peer()
@@ -417,12 +434,9 @@ class Schedule:
                 peer.alive = True
                 if self.seat_of(peer, self.state) not in self.state.healthy:
                     self.send(Joined(peer.name, peer.incarnation))
-                self.look(peer)
-                self.act(peer, 1.0)
-            # What they say has an order now: who commits comes before who witnesses.
-            self.network.sort(key=lambda event: isinstance(event, Witnessed))
             self.tick(*self.network)
             self.network = []
+            self.succeed()
             self.now += 1.0
             if self.state.phase is P.FINISHED or self.state.made > before + 1:
                 return
