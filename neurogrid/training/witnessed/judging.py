@@ -13,7 +13,7 @@ from neurogrid.training.witnessed.assigning import assign
 from neurogrid.training.witnessed.commitments import Commitment, WitnessProof, seat_item
 from neurogrid.training.witnessed.filters import NUM_HASHES, BloomFilter
 from neurogrid.training.witnessed.merkle import merkle_root
-from neurogrid.training.witnessed.phases import EpochRules, EpochState, Health
+from neurogrid.training.witnessed.phases import MAX_MEMBERS, EpochRules, EpochState, Health
 from neurogrid.training.witnessed.selection import committee, quorum, witnesses
 
 __all__ = ["Parts", "agree", "is_complete", "is_plausible", "parts_of", "took_part"]
@@ -77,18 +77,22 @@ def is_plausible(state: EpochState, parts: Parts, proof: WitnessProof) -> bool:
 
 def is_complete(state: EpochState, parts: Parts, proof: WitnessProof) -> bool:
     """Whether a witness has the results of all that are still to be waited for, as the root of its tree shows."""
+    committed = {each.seat for each in state.commitments}
+    waited = set(parts.works).intersection(state.healthy)
+    # Most proofs are asked about while somebody still computes.
+    if not waited <= committed:
+        return False
     had = _had(state, proof)
-    waited = {seat for seat in parts.works if seat in state.healthy}
-    return waited <= {each.seat for each in had} and proof.root == merkle_root(
-        each.digest() for each in had
-    )
+    if not waited <= {each.seat for each in had.commitments}:
+        return False
+    return proof.root == had.root
 
 
 def agree(state: EpochState, parts: Parts) -> tuple[Commitment, ...]:
     """The results that enough witnesses have, but for those of liars, in the order of their batches."""
     counts = dict.fromkeys(state.commitments, 0)
     for proof in state.proofs:
-        for commitment in _had(state, proof):
+        for commitment in _had(state, proof).commitments:
             counts[commitment] += 1
     ejected = {each.seat for each in state.members if each.health is Health.EJECTED}
     found = [
@@ -115,7 +119,29 @@ def took_part(state: EpochState, parts: Parts) -> frozenset[int]:
     return frozenset(found)
 
 
-def _had(state: EpochState, proof: WitnessProof) -> list[Commitment]:
-    """The commitments to results that are in the filter of a witness."""
-    results = proof.results_filter(state.seed)
-    return [each for each in state.commitments if each.num_batches and each.digest() in results]
+@dataclass(frozen=True, slots=True)
+class _Had:
+    """What a witness has, by its filter: commitments to results, and the root of the tree over them."""
+
+    commitments: tuple[Commitment, ...]
+    root: bytes
+
+
+def _had(state: EpochState, proof: WitnessProof) -> _Had:
+    return _had_of(state.seed, proof, _with_batches(state.commitments))
+
+
+@lru_cache(maxsize=8)
+def _with_batches(
+    commitments: tuple[Commitment, ...],
+) -> tuple[tuple[bytes, Commitment], ...]:
+    return tuple((each.digest(), each) for each in commitments if each.num_batches)
+
+
+@lru_cache(maxsize=4 * MAX_MEMBERS)
+def _had_of(
+    seed: bytes, proof: WitnessProof, digests: tuple[tuple[bytes, Commitment], ...]
+) -> _Had:
+    results = proof.results_filter(seed)
+    found = [(digest, each) for digest, each in digests if digest in results]
+    return _Had(tuple(each for _, each in found), merkle_root(digest for digest, _ in found))

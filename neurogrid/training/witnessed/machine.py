@@ -272,6 +272,8 @@ def _is_done(rules: EpochRules, state: EpochState) -> bool:
             return bool(state.reason) or is_ready
         case EpochPhase.ROUND_TRAIN:
             parts = parts_of(rules, state)
+            if len(state.proofs) < parts.quorum:
+                return False
             num_complete = sum(is_complete(state, parts, proof) for proof in state.proofs)
             return num_complete >= parts.quorum
         case EpochPhase.ROUND_WITNESS:
