@@ -212,7 +212,6 @@ def _is_of_round(state: EpochState, said: Commitment | WitnessProof) -> bool:
     return (
         state.has_round
         and (said.epoch, said.round) == (state.epoch, state.round)
-        and said.seat in state.seats
         and said.seat in state.healthy
     )
 

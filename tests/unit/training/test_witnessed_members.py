@@ -191,6 +191,16 @@ def test_members_that_most_others_cannot_reach_are_dropped() -> None:
     assert (run.state.complaints, run.state.healthy) == ((), (0, 1, 2))
 
 
+def test_complaints_of_those_that_left_do_not_count() -> None:
+    run = WitnessedRun()
+    run.train("a", "b", "c", "d", "e")
+    run.go(Unhealthy(0, (4,), 0, 1), Left(0))
+    run.go(Unhealthy(1, (4,), 0, 1), Unhealthy(2, (4,), 0, 1))
+    assert run.state.healthy == (1, 2, 3, 4)
+    run.go(Unhealthy(3, (4,), 0, 1))
+    assert run.state.healthy == (1, 2, 3)
+
+
 def test_one_of_two_cannot_drop_the_other_by_a_complaint() -> None:
     run = WitnessedRun()
     run.train("a", "b")

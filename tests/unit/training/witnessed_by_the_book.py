@@ -322,7 +322,6 @@ class Book:
         return (
             self.in_round
             and [said["epoch"], said["round"]] == [s["epoch"], s["round"]]
-            and said["seat"] in s["seats"]
             and said["seat"] in self.healthy()
         )
 
