@@ -379,7 +379,7 @@ def _begin_round(rules: EpochRules, state: EpochState, now: float, draw: bytes) 
 def _end_round(rules: EpochRules, state: EpochState, now: float, draw: bytes) -> EpochState:
     parts = parts_of(rules, state)
     has_quorum = len(state.proofs) >= parts.quorum
-    agreed = agree(state, parts) if has_quorum else ()
+    agreed = agree(state, parts)
     lost = set(state.healthy) - took_part(state, parts)
     number = state.made + bool(agreed)
     # From here on no round is under way: a round without a result is made again.

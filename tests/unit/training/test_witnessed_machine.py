@@ -257,6 +257,17 @@ def test_a_cooldown_ends_by_its_time() -> None:
     assert (run.state.phase, run.state.epoch) == (WARMUP, 1)
 
 
+def test_a_cooldown_ends_when_most_of_those_that_are_left_have_kept_the_weights() -> None:
+    run = WitnessedRun(replace(RULES, rounds=1))
+    run.train("a", "b", "c", "d")
+    run.round()
+    run.go(Checkpointed(0, 0), Checkpointed(1, 1), Checkpointed(9, 0), Left(0))
+    run.go(Checkpointed(1, 0), Checkpointed(1, 0))
+    assert (run.state.phase, run.state.checkpointed) == (COOLDOWN, {0, 1})
+    run.go(Checkpointed(3, 0))
+    assert (run.state.phase, run.state.healthy) == (WARMUP, (1, 2, 3))
+
+
 def test_client_join_in_training() -> None:
     run = WitnessedRun(replace(RULES, max_members=3))
     run.train("a", "b")
