@@ -5,7 +5,7 @@ Source: protocol_spec/training/witnessed.md, "Counting".
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -101,20 +101,23 @@ def agree(state: EpochState, parts: Parts) -> tuple[Commitment, ...]:
     return tuple(sorted(found, key=lambda each: each.first_batch))
 
 
-def took_part(state: EpochState, parts: Parts) -> frozenset[int]:
-    """Seats that enough witnesses heard of, or that showed themselves where there was nothing to hear.
+def took_part(state: EpochState, parts: Parts, agreed: Collection[Commitment]) -> frozenset[int]:
+    """Seats that did what they were to do in the round.
 
-    Those are seats without batches that committed to none, or witnessed; and where the proofs are fewer than the
-    quorum, all that did either.
+    Those are seats that enough witnesses heard of, and whose results are agreed where they had batches: of a member
+    that tells the leader of another result than it gives away, witnesses do hear. Without batches it is enough to have
+    committed to none, or witnessed; and where the proofs are fewer than the quorum, for all to have done either.
     """
     shown = {each.seat for each in state.commitments} | {each.seat for each in state.proofs}
     if len(state.proofs) < parts.quorum:
         return frozenset(shown)
     found = {seat for seat in shown if seat not in parts.works}
+    done = {each.seat for each in agreed}
     filters = [proof.participants_filter(state.seed) for proof in state.proofs]
     for seat in state.seats:
         item = seat_item(seat)
-        if sum(item in each for each in filters) >= parts.quorum:
+        is_heard = sum(item in each for each in filters) >= parts.quorum
+        if is_heard and (seat in done or seat not in parts.works):
             found.add(seat)
     return frozenset(found)
 

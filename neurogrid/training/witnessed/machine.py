@@ -380,7 +380,7 @@ def _end_round(rules: EpochRules, state: EpochState, now: float, draw: bytes) ->
     parts = parts_of(rules, state)
     has_quorum = len(state.proofs) >= parts.quorum
     agreed = agree(state, parts)
-    lost = set(state.healthy) - took_part(state, parts)
+    lost = set(state.healthy) - took_part(state, parts, agreed)
     number = state.made + bool(agreed)
     # From here on no round is under way: a round without a result is made again.
     state = replace(

@@ -115,6 +115,21 @@ def test_witnesses_that_claim_what_nobody_has_do_not_come_to_a_quorum() -> None:
     assert 5 not in run.state.seats
 
 
+def test_who_tells_the_leader_of_another_result_is_dropped() -> None:
+    run = WitnessedRun()
+    run.train("a", "b", "c", "d")
+    run.commit([0, 1, 2])
+    run.go(Committed(run.commitment(3, "another")))
+    run.witness()
+    run.wait(20)
+    assert (run.agreed_seats, run.state.seats) == ({0, 1, 2}, (0, 1, 2))
+    # And who tells it of none.
+    run.commit([0, 1])
+    run.witness()
+    run.wait(20)
+    assert (run.agreed_seats, run.state.seats) == ({0, 1}, (0, 1))
+
+
 def test_an_ejected_member_takes_nothing_back_that_was_agreed() -> None:
     run = WitnessedRun()
     run.train("a", "b", "c")

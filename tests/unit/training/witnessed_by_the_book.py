@@ -511,6 +511,9 @@ class Book:
             has(bytes.fromhex(p["participants"]), seed + u32(p["seat"]), u32(seat))
             for p in self.state["proofs"]
         ]
+        done = [c["seat"] for c in self.state["agreed"]]
+        if seat in roles["works"] and seat not in done:
+            return False
         return sum(heard) >= roles["quorum"]
 
     def count_rounds(self) -> None:
