@@ -115,6 +115,15 @@ def test_who_is_not_warm_in_time_is_dropped() -> None:
     assert (slow.state.phase, slow.state.healthy) == (WAITING, (0,))
 
 
+def test_who_comes_when_the_warmup_is_over_waits_for_the_next_epoch() -> None:
+    run = WitnessedRun()
+    run.join("a", "b", "c")
+    run.warm([0, 1])
+    run.now += 30
+    run.join("d")
+    assert (run.state.phase, run.state.seats, run.state.pending) == (TRAIN, (0, 1), (("d", 1),))
+
+
 def test_to_round_train() -> None:
     run = WitnessedRun()
     run.join("a", "b")

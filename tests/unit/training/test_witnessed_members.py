@@ -156,14 +156,19 @@ def test_a_peer_is_ejected_after_it_has_left() -> None:
     assert (run.state.barred, run.state.pending) == (("c", "d"), ())
 
 
-def test_a_peer_is_ejected_on_all_its_seats() -> None:
-    run = WitnessedRun()
-    run.join("a", "b", "c")
+def test_a_peer_is_ejected_for_what_it_did_on_a_seat_before() -> None:
+    run = WitnessedRun(replace(RULES, rounds=1))
+    run.train("a", "b", "c", "d")
     run.go(Joined("a", 2))
-    assert run.health[3] is Health.HEALTHY
-    run.go(Joined("b", 2), Eject(3))
-    assert run.state.barred == ("a",)
-    assert "a" not in {run.state.member(seat).peer for seat in run.state.healthy}  # type: ignore[union-attr]
+    run.round()
+    run.checkpoint()
+    assert (run.seat_of("a"), run.state.member(0)) == (4, None)
+    run.warm()
+    run.commit()
+    run.go(Eject(0, b"", "a"))
+    assert (run.health[4], run.state.barred) == (Health.EJECTED, ("a",))
+    run.witness()
+    assert run.agreed_seats == {1, 2, 3}
 
 
 # Members
