@@ -164,7 +164,7 @@ def test_proofs_of_less_than_all_do_not_end_the_training() -> None:
     run.train("a", "b", "c")
     run.commit()
     run.witness(having=[0])
-    assert (run.state.phase, len(run.state.proofs)) == (TRAIN, 3)
+    assert (run.state.phase, run.state.round, len(run.state.proofs)) == (TRAIN, 1, 3)
     # One that has all is not the quorum, whatever others have sent.
     mixed = WitnessedRun()
     mixed.train("a", "b", "c")
@@ -172,14 +172,14 @@ def test_proofs_of_less_than_all_do_not_end_the_training() -> None:
     mixed.witness([0], having=[0, 1, 2])
     mixed.witness([1], having=[0, 1])
     mixed.witness([2], having=[0, 2])
-    assert (mixed.state.phase, len(mixed.state.proofs)) == (TRAIN, 3)
+    assert (mixed.state.phase, mixed.state.round, len(mixed.state.proofs)) == (TRAIN, 1, 3)
     other = WitnessedRun()
     other.train("a", "b", "c")
     other.commit()
     # A root that is not that of what the filter has.
     forged = [replace(other.proof(seat, [0, 1, 2]), root=bytes(32)) for seat in (0, 1, 2)]
     other.go(*map(Witnessed, forged))
-    assert other.state.phase is TRAIN
+    assert (other.state.phase, other.state.round, len(other.state.proofs)) == (TRAIN, 1, 3)
 
 
 def test_a_proof_that_comes_before_the_commitments_counts_when_they_are_there() -> None:

@@ -102,6 +102,18 @@ def test_a_proof_with_bits_that_nothing_explains_does_not_count() -> None:
     assert run.state.proofs == (right,)
 
 
+def test_a_proof_of_more_results_than_there_can_be_does_not_count() -> None:
+    run = WitnessedRun(replace(RULES, batches=2))
+    run.train(*"abcdef")
+    run.commit()
+    salt = filter_salt(run.state.seed, 0)
+    found = [bytes([number]) * 32 for number in range(3)]
+    many = replace(run.proof(0, range(6)), results=bytes(BloomFilter.of(salt, found)))
+    assert many.results_filter(run.state.seed).num_set > 16
+    run.go(Witnessed(many))
+    assert run.state.proofs == ()
+
+
 def test_witnesses_that_claim_what_nobody_has_do_not_come_to_a_quorum() -> None:
     run = WitnessedRun()
     run.train("a", "b", "c", "d", "e", "f")
@@ -241,6 +253,17 @@ def test_auditors_and_those_without_batches_are_healthy_when_they_show_themselve
     assert run.state.round == 2
     assert run.agreed_seats == set(parts.works)
     assert set(run.state.seats) == set(range(6)) - {silent}
+
+
+def test_without_batches_it_is_enough_that_witnesses_heard_of_a_member() -> None:
+    run = WitnessedRun(replace(RULES, batches=1, witnesses=1))
+    run.train("a", "b", "c")
+    (trainer,), (witness,) = run.parts.works, run.parts.witnesses
+    idle = next(iter({0, 1, 2} - {trainer, witness}))
+    run.commit([trainer])
+    # Its commitment to nothing has come to the witness, and not to the leader.
+    run.go(Witnessed(run.proof(witness, [trainer, idle])))
+    assert (run.state.round, run.state.healthy) == (2, (0, 1, 2))
 
 
 def test_batches_may_be_one_for_each_trainer() -> None:

@@ -357,6 +357,7 @@ class Schedule:
                     Witnessed(replace(proof, results=bytes([255]) * 128)),
                     Witnessed(replace(proof, root=bytes(32))),
                     Witnessed(self.proof(state, seat, set(state.seats))),
+                    Witnessed(replace(self.proof(state, seat, set(state.seats)), root=bytes(32))),
                     Warm(seat, random.randint(0, 3)),
                     Checkpointed(seat, random.randint(0, 3)),
                 ]
