@@ -45,7 +45,7 @@ SOME: list[Event] = [
     Warm(1, 2),
     Committed(Commitment(1, 2, 3, 2**64 - 1, 5, bytes(range(32))), b"sig"),
     Witnessed(WitnessProof.of(1, DRAW, 2, 3, []), bytes(512)),
-    Unhealthy(1, (2, 3), 4, 5),
+    Unhealthy(1, (3, 2), 4, 5),
     Checkpointed(1, 2),
     Pause(),
     Resume(),

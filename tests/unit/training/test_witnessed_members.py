@@ -11,6 +11,7 @@ from neurogrid.training.witnessed import (
     BloomFilter,
     Committed,
     Eject,
+    EpochEnd,
     EpochPhase,
     EpochState,
     Gone,
@@ -112,6 +113,20 @@ def test_a_proof_of_more_results_than_there_can_be_does_not_count() -> None:
     assert many.results_filter(run.state.seed).num_set > 16
     run.go(Witnessed(many))
     assert run.state.proofs == ()
+
+
+def test_who_has_no_batches_has_no_result_to_agree_on() -> None:
+    run = WitnessedRun(replace(RULES, batches=1))
+    run.train("a", "b", "c")
+    run.commit()
+    (trainer,) = run.parts.works
+    digest = run.commitment((trainer + 1) % 3).digest()
+    for seat in (0, 1, 2):
+        results = BloomFilter.of(filter_salt(run.state.seed, seat), [digest])
+        run.go(Witnessed(replace(run.proof(seat, [0, 1, 2]), results=bytes(results))))
+    assert len(run.state.proofs) == 3
+    run.wait(20)
+    assert (run.state.ended, run.state.agreed) == (EpochEnd.NOTHING_AGREED, ())
 
 
 def test_witnesses_that_claim_what_nobody_has_do_not_come_to_a_quorum() -> None:
