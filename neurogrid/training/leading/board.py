@@ -49,6 +49,7 @@ from neurogrid.training.runs.entries import (
     JoinedEntry,
     LeftEntry,
     ResumedEntry,
+    ReturnedEntry,
     RoundEntry,
     RunEntry,
     StoppingEntry,
@@ -279,6 +280,9 @@ class RunBoard(QuietProgress):
             held.name = entry.name or f"member {entry.seat}"
         elif isinstance(entry, LeftEntry):
             told = self._leave(entry)
+        elif isinstance(entry, ReturnedEntry):
+            if entry.seat in self._seats:
+                self._seats[entry.seat].works.clear()
         elif isinstance(entry, BeganEntry):
             self._last_at = at
             told = (EventKind.BEGAN, self._began(entry), Severity.GOOD)

@@ -25,9 +25,11 @@ from neurogrid.training.runs.entries import (
     DealtEntry,
     EndEntry,
     Entry,
+    EpochEntry,
     JoinedEntry,
     LeftEntry,
     ResumedEntry,
+    ReturnedEntry,
     RoundEntry,
     RunEntry,
     StoppingEntry,
@@ -230,6 +232,10 @@ class _Books:
             self._join(entry)
         elif isinstance(entry, LeftEntry):
             self._leave(entry)
+        elif isinstance(entry, ReturnedEntry):
+            self._give_back(entry)
+        elif isinstance(entry, EpochEntry):
+            pass  # what follows of it is said by the others
         elif isinstance(entry, BeganEntry):
             if state.has_begun:
                 self._wrong("training begins twice")
@@ -302,6 +308,16 @@ class _Books:
         for work in seat.works:
             for span in self._spans(work.ranges):
                 self._return(span)
+
+    def _give_back(self, entry: ReturnedEntry) -> None:
+        seat = self.state.seats.get(entry.seat)
+        if seat is None or not seat.works:
+            self._wrong(f"seat {entry.seat} gave back what it did not have")
+            return
+        for work in seat.works:
+            for span in self._spans(work.ranges):
+                self._return(span)
+        seat.works.clear()
 
     def _deal(self, number: int, work: Assignment) -> None:
         state, name = self.state, f"work {work.number} of seat {number}"

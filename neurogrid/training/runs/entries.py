@@ -22,9 +22,11 @@ __all__ = [
     "DealtEntry",
     "EndEntry",
     "Entry",
+    "EpochEntry",
     "JoinedEntry",
     "LeftEntry",
     "ResumedEntry",
+    "ReturnedEntry",
     "RoundEntry",
     "RunEntry",
     "StoppingEntry",
@@ -482,11 +484,71 @@ class EndEntry(Entry):
         return cls(fields.text("reason"))
 
 
+@dataclass(frozen=True, slots=True)
+class ReturnedEntry(Entry):
+    """What a seat had came into no round, and will not: its samples are dealt again, and the seat stays.
+
+    Attributes:
+        seat: its number.
+    """
+
+    seat: int
+
+    kind: ClassVar[str] = "returned"
+
+    def fields(self) -> Iterator[tuple[str, object]]:
+        yield "seat", self.seat
+
+    @classmethod
+    def read(cls, fields: _Fields) -> ReturnedEntry:
+        return cls(fields.number("seat"))
+
+
+@dataclass(frozen=True, slots=True)
+class EpochEntry(Entry):
+    """A witnessed run went on by what happened: whoever has all of these comes to the same state.
+
+    Attributes:
+        time: seconds, by the leader's clock.
+        draw: 32 bytes by chance: the seed, if a round begins by this.
+        batches: of the round that begins by this, or goes on.
+        events: what happened, in order, as `witnessed.event_fields` has each.
+        digest: of the state after it, 32 bytes.
+    """
+
+    time: float
+    draw: bytes
+    batches: int
+    events: tuple[Mapping[str, object], ...]
+    digest: bytes
+
+    kind: ClassVar[str] = "epoch"
+
+    def fields(self) -> Iterator[tuple[str, object]]:
+        yield "time", self.time
+        yield "draw", self.draw.hex()
+        yield "batches", self.batches
+        yield "events", [dict(each) for each in self.events]
+        yield "digest", self.digest.hex()
+
+    @classmethod
+    def read(cls, fields: _Fields) -> EpochEntry:
+        events: list[Mapping[str, object]] = []
+        when, draw = _real("time", fields.take("time")), fields.binary("draw", _DIGEST)
+        batches = fields.number("batches")
+        for each in fields.array("events"):
+            if not isinstance(each, dict) or not isinstance(each.get("kind"), str):
+                raise ValueError("events are objects with a kind")
+            events.append(each)
+        return cls(when, draw, batches, tuple(events), fields.binary("digest", _DIGEST))
+
+
 _READERS: Final[Mapping[str, Callable[[_Fields], Entry]]] = {
     cls.kind: cls.read
     for cls in (
         *(RunEntry, JoinedEntry, LeftEntry, BeganEntry, DealtEntry, RoundEntry),
         *(CheckpointEntry, ChangedEntry, StoppingEntry, ResumedEntry, EndEntry),
+        *(ReturnedEntry, EpochEntry),
     )
 }
 

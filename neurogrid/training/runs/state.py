@@ -23,9 +23,11 @@ from neurogrid.training.runs.entries import (
     DealtEntry,
     EndEntry,
     Entry,
+    EpochEntry,
     JoinedEntry,
     LeftEntry,
     ResumedEntry,
+    ReturnedEntry,
     RoundEntry,
     RunEntry,
     StoppingEntry,
@@ -169,6 +171,9 @@ class RunState:
         elif isinstance(entry, LeftEntry):
             self.seats.pop(entry.seat)
             self.dealer.lost(str(entry.seat))
+        elif isinstance(entry, ReturnedEntry):
+            self.seats[entry.seat].works.clear()
+            self.dealer.lost(str(entry.seat))
         elif isinstance(entry, BeganEntry):
             self.phase = Phase.TRAINING
             self.num_members, self.num_samples = entry.num_members, entry.num_samples
@@ -188,7 +193,8 @@ class RunState:
         elif isinstance(entry, EndEntry):
             self.phase, self.reason = Phase.ENDED, entry.reason
         else:
-            assert isinstance(entry, RunEntry | CheckpointEntry)  # they change nothing
+            # They change nothing here.
+            assert isinstance(entry, RunEntry | CheckpointEntry | EpochEntry)
 
     def deal(
         self,

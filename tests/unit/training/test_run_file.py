@@ -297,7 +297,6 @@ def test_every_key_is_checked_and_told_by_its_line(title: str, key: str, wrong: 
             f"{LEAST}[layout]\nstages = 2\nsubspace = 64\n[adapter]\nr = 8",
             "run.toml:12: [layout] subspace is for models whose own weights learn from the beginning",
         ),
-        (f'preset = "psyche"\n{LEAST}', 'run.toml:1: preset "psyche" is not there yet: it '),
         (
             f"{LEAST}[layout]\nstages = 2\npower_sgd = 4",
             "run.toml:12: [layout] power_sgd is for stages of several members: give stage_members, too",
@@ -308,7 +307,7 @@ def test_every_key_is_checked_and_told_by_its_line(title: str, key: str, wrong: 
         ),
         (
             f'preset = "other"\n{LEAST}',
-            'run.toml:1: preset is "hypha", "node0", "neuroshard", not another',
+            'run.toml:1: preset is "hypha", "node0", "psyche", "neuroshard", not another',
         ),
     ],
 )

@@ -6,12 +6,14 @@ Text in, frozen sections out, and back. No file is opened here, and nothing that
     section     what all sections have in common: a value is checked where it is put in
     sections    the sections, with the defaults
     stage_sections  those about a model in stages
+    epoch_sections  those about witnessed runs
     run_file    all of them, what only fits together, and the text with every default
     presets     names for several values at once
     places      the line of each key
     parsing     from text, with what is wrong in one line
 """
 
+from neurogrid.training.runs.run_file.epoch_sections import DistroSection, EpochsSection
 from neurogrid.training.runs.run_file.parsing import RunFileError, parse_run_file
 from neurogrid.training.runs.run_file.run_file import RunFile
 from neurogrid.training.runs.run_file.section import WrongValueError
@@ -37,6 +39,8 @@ __all__ = [
     "AdapterSection",
     "CheckpointsSection",
     "DataSection",
+    "DistroSection",
+    "EpochsSection",
     "EvalSection",
     "InnerSection",
     "LayoutSection",

@@ -29,6 +29,14 @@ PRESETS: Final[Mapping[str, Mapping[str, Mapping[str, Any]]]] = {
         "inner": {"optimizer": "adamw", "lr": 3e-4, "weight_decay": 0.1, "clip": 1.0},
         "layout": {"stage_members": 64, "power_sgd": 64, "weights_every": 5},
     },
+    # The greatest frequencies of momenta in one bit, a round a step, witnesses by chance; members come and go between
+    # epochs.
+    "psyche": {
+        "inner": {"lr": 4e-4, "schedule": "cosine", "clip": 0},
+        "outer": {"method": "distro"},
+        "distro": {"top_k": 8, "chunk": 64, "one_bit": True, "decay": 0.999},
+        "epochs": {"rounds": 500, "warmup": 300, "train": 300, "witness": 30, "cooldown": 120},
+    },
     # 500 steps each for itself, and a trimmed mean of differences; machines of about the same memory are taken for
     # alike, so that a restart gives the same cut.
     "neuroshard": {
@@ -45,23 +53,15 @@ PRESETS: Final[Mapping[str, Mapping[str, Mapping[str, Any]]]] = {
     },
 }
 
-# What a preset needs that runs have not; and what of it can be had.
-_LATER: Final = {
-    "psyche": "it exchanges DCT coefficients (DisTrO), which runs do not yet",
-}
-
-
 def preset_values(name: str) -> Mapping[str, Mapping[str, Any]]:
     """The values of a preset by section; none for the empty name.
 
     Raises:
-        WrongValueError: there is none of that name, or runs cannot do what it asks for yet.
+        WrongValueError: there is none of that name.
     """
     if not name:
         return {}
     if name in PRESETS:
         return PRESETS[name]
     known = ", ".join(f'"{each}"' for each in PRESETS)
-    why = _LATER.get(name)
-    told = f'preset "{name}" is not there yet: {why}' if why else f"preset is {known}, not another"
-    raise WrongValueError(told, ("preset",))
+    raise WrongValueError(f"preset is {known}, not another", ("preset",))

@@ -6,6 +6,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar, Final
 
+from neurogrid.training.runs.run_file.epoch_sections import (
+    MAX_EPOCH_MEMBERS,
+    DistroSection,
+    EpochsSection,
+)
 from neurogrid.training.runs.run_file.section import Section
 from neurogrid.training.runs.run_file.sections import (
     CAUSAL_LM,
@@ -28,7 +33,8 @@ SECTIONS: Final[Mapping[str, type[Section]]] = {
     each.title: each
     for each in (
         *(ModelSection, LayoutSection, AdapterSection, DataSection, StopSection, InnerSection),
-        *(OuterSection, MembersSection, CheckpointsSection, EvalSection, TrackSection),
+        *(OuterSection, DistroSection, EpochsSection, MembersSection),
+        *(CheckpointsSection, EvalSection, TrackSection),
     )
 }
 """All sections by their titles, in the order in which they are written."""
@@ -54,6 +60,8 @@ class RunFile(Section):
     adapter: AdapterSection = field(default_factory=AdapterSection)
     inner: InnerSection = field(default_factory=InnerSection)
     outer: OuterSection = field(default_factory=OuterSection)
+    distro: DistroSection = field(default_factory=DistroSection)
+    epochs: EpochsSection = field(default_factory=EpochsSection)
     members: MembersSection = field(default_factory=MembersSection)
     checkpoints: CheckpointsSection = field(default_factory=CheckpointsSection)
     eval: EvalSection = field(default_factory=EvalSection)
@@ -74,6 +82,11 @@ class RunFile(Section):
         """Whether members are stages, of one or several each, or learn an adapter; in one chain or several."""
         layout = self.layout
         return max(layout.stages, layout.stage_members, layout.replicas) > 1 or self.adapter.r > 0
+
+    @property
+    def is_witnessed(self) -> bool:
+        """Whether witnesses say which results of a round are applied."""
+        return self.outer.method == "distro"
 
     @property
     def num_batch_samples(self) -> int:
@@ -109,6 +122,8 @@ class RunFile(Section):
                 "is for models whose own weights learn from the beginning: with an [adapter] they stay as they are",
                 AdapterSection.place_of("r"),
             )
+        if self.is_witnessed:
+            self._check_witnessed()
         if self.layout.replicas > 1:
             self._check_replicas()
         if self.model.kind == CAUSAL_LM:
@@ -132,6 +147,26 @@ class RunFile(Section):
                 "quorum",
                 f"is at most [members] max, {self.members.max}",
                 MembersSection.place_of("max"),
+            )
+
+    def _check_witnessed(self) -> None:
+        """Raises WrongValueError where witnesses would have to do what they cannot."""
+        method = OuterSection.place_of("method")
+        if self.is_chain:
+            raise OuterSection.fault(
+                "method",
+                '"distro" is of members that hold the whole model: without [layout] and [adapter]',
+                LayoutSection.place_of("stages"),
+            )
+        if self.members.max > MAX_EPOCH_MEMBERS:
+            raise MembersSection.fault(
+                "max", f'is at most {MAX_EPOCH_MEMBERS} with method "distro"', method
+            )
+        if 0 < self.epochs.batches < self.members.min:
+            raise EpochsSection.fault(
+                "batches",
+                f"is 0, or at least [members] min, {self.members.min}: each member is to have one",
+                MembersSection.place_of("min"),
             )
 
     def _check_replicas(self) -> None:

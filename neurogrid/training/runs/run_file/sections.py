@@ -57,6 +57,7 @@ METHODS: Final[dict[str, dict[str, Any]]] = {
     "diloco": {"fragments": 1},
     "averaging": {"fragments": 1, "lr": 1.0, "momentum": 0.0},
     "data_parallel": {"fragments": 1, "lr": 1.0, "momentum": 0.0, "every": 1, "projected": False},
+    "distro": {"fragments": 1, "lr": 1.0, "momentum": 0.0, "every": 1, "projected": False},
 }
 """What members exchange, and the defaults of [outer] that differ from those of `OuterSection`."""
 
@@ -247,7 +248,8 @@ class OuterSection(Section):
 
     Attributes:
         method: "streaming": fragments in turn (Streaming DiLoCo); "diloco": all at once; "averaging": of weights;
-            "data_parallel": of gradients, in each step.
+            "data_parallel": of gradients, in each step; "distro": of the greatest frequencies of momenta, in each step,
+            which witnesses have to have seen.
         every: inner steps between two syncs of the same tensors, of a member that takes as many as the run file says.
         lr, momentum: of the outer step, SGD with Nesterov momentum; 0.7 and 0.9 are published for DiLoCo.
         codec: the form of what is sent, and of the aggregate (`protocol_spec/training/forms.md`); of that it is "f16"

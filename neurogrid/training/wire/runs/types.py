@@ -3,7 +3,7 @@
 Headers, Hello, Error and credit are those of `/neurogrid/tensor/1.1.0`, and so are the messages by which blobs travel:
 slices, manifests and checkpoints are blobs.
 
-Source: protocol_spec/training/runs.md, protocol_spec/training/stages.md.
+Source: protocol_spec/training/runs.md, stages.md and witnessed.md.
 """
 
 from __future__ import annotations
@@ -92,6 +92,12 @@ class RunMessage(MessageCode, limits=DEFAULT_RUN_LIMITS):
     AVERAGED = 0x7C, Traits()
     COMMIT = 0x7D, Traits()
     COMMITTED = 0x7E, Traits()
+    # A witnessed run: where it is, what members have come to, and what witnesses have of that.
+    EPOCH = 0x80, Traits()
+    COMMITMENT = 0x81, Traits()
+    WITNESS = 0x82, Traits()
+    HEALTH = 0x83, Traits()
+    EPOCH_REPORT = 0x84, Traits()
 
 
 def run_table(limits: RunLimits = DEFAULT_RUN_LIMITS) -> MessageTable:

@@ -40,6 +40,7 @@ __all__ = [
     "MAX_WORKS",
     "MEMBER_STATES",
     "Order",
+    "RANGES",
     "Report",
     "SYNC_SHARE",
     "SampleRange",
@@ -108,9 +109,10 @@ def _write_ranges(ranges: Any) -> list[int]:
     return [bound for r in ranges for bound in (r.slice, r.start, r.stop)]
 
 
-_RANGES: Final = replace(
+RANGES: Final = replace(
     array(uint(MAX_U32), 3 * MAX_RANGES), read=_read_ranges, write=_write_ranges
 )
+"""Samples in order."""
 
 
 def _nested(decode: Callable[[bytes], ControlPayload], max_items: int) -> Form:
@@ -150,7 +152,7 @@ class Work(ControlPayload):
             "stride": real(0.0, _MAX_VALUE),
             "batch_samples": uint(MAX_U32, smallest=1),
             "weight": uint(MAX_WEIGHT, smallest=1),
-            "ranges": _RANGES,
+            "ranges": RANGES,
         },
         max_bytes=_MAX_NESTED,
     )
