@@ -62,8 +62,8 @@ def _read(path: Path) -> tuple[BytesSource, bytes]:
 
 async def fetch_file(
     transfers: Transfers, blob_id: bytes, peers: Sequence[str], path: Path, *, timeout: float
-) -> None:
-    """Get a blob from the first of these peers that has it, as a file.
+) -> str:
+    """Get a blob from the first of these peers that has it, as a file; who sent the last of it.
 
     Raises:
         TransportError: it was not here in time, or is not to be had.
@@ -75,5 +75,6 @@ async def fetch_file(
     blob = fetched.blob
     if blob.path is None:
         await trio.to_thread.run_sync(path.write_bytes, blob.data)
-        return
-    os.replace(blob.path, path)
+    else:
+        os.replace(blob.path, path)
+    return fetched.peer_id

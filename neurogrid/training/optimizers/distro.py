@@ -207,6 +207,26 @@ class Distro:
         self.theta.add_(self._direction(mean), alpha=-lr)
         self._sent = None
 
+    @torch.no_grad()
+    def apply(self, mean: Tensor, lr: float) -> None:
+        """Applies a mean that nothing of this member is in; the momentum is what it was.
+
+        Args:
+            mean: float32 [n], as `mean` gives it.
+            lr: of the step that the others made, above 0.
+
+        Raises:
+            ValueError: a step of this member is under way, or an argument is wrong. Nothing was changed.
+            NotFiniteError: an element is infinite or no number. Nothing was changed.
+        """
+        if self._sent is not None:
+            raise ValueError("the step before is to be committed or rolled back first")
+        if not (math.isfinite(lr) and lr > 0):
+            raise ValueError(f"the learning rate must be finite and above 0, not {lr}")
+        check_vector("the mean", mean, self.theta.numel())
+        check_finite("the mean", mean)
+        self.theta.add_(self._direction(mean), alpha=-lr)
+
     def roll_back(self) -> None:
         """Forgets what was sent: all of it stays in the momentum, the step's gradient too, and nothing is applied."""
         self._under_way()
@@ -239,6 +259,14 @@ class Distro:
             taken += chunks * k
         if self._one_bit and bool((coefficients.values.abs() != 1).any()):
             raise ValueError("a coefficient in one bit is neither 1 nor -1")
+
+    @property
+    def chunks(self) -> tuple[tuple[int, int, int], ...]:
+        """Of each tensor: its number of chunks, coefficients of a chunk, and how many of these are sent."""
+        return tuple(
+            (each.num_chunks, each.chunk_size, min(self._top_k, each.chunk_size))
+            for each in self._transforms
+        )
 
     def state_vectors(self) -> list[Tensor]:
         """What all members share, as the live buffer: theta."""

@@ -1,0 +1,197 @@
+"""The weights of one member of a witnessed run: what a round makes of them, and pieces for those that join."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+import torch
+import trio
+from torch import Tensor
+
+from neurogrid.errors import CheckpointError
+from neurogrid.training.averaging.parts import Layout
+from neurogrid.training.data.blob_files import fetch_file
+from neurogrid.training.members.member_blobs import MemberBlobs
+from neurogrid.training.optimizers.distro import Coefficients, Distro
+from neurogrid.training.runs.outer_state import digest_of
+from neurogrid.training.runs.run_file import DistroSection
+from neurogrid.training.runs.weight_pieces import check_pieces, read_piece, write_pieces
+
+__all__ = ["OwnWeights"]
+
+logger = logging.getLogger(__name__)
+
+_PIECE_TIMEOUT: Final = 600.0
+# Pieces that are fetched at once.
+_AT_ONCE: Final = 4
+
+
+class OwnWeights:
+    """Weights and momentum of a member, and the step that is under way.
+
+    Args:
+        layout: of the trained parameters.
+        weights: float32 [num_elements], where the trainer has them: written to after each round.
+        section: of the run file.
+        blobs: what comes from other peers, and what they may fetch.
+        directory: for pieces.
+
+    Attributes:
+        distro: the optimiser.
+        step: rounds that are in the weights; None while they are nobody else's.
+        digest: of the weights; empty while they are nobody else's.
+        names, blobs: pieces that others may fetch.
+    """
+
+    def __init__(
+        self,
+        layout: Layout,
+        weights: Tensor,
+        section: DistroSection,
+        blobs: MemberBlobs,
+        directory: Path,
+    ) -> None:
+        self.distro = Distro(
+            weights,
+            layout.shapes,
+            top_k=section.top_k,
+            max_side=section.chunk,
+            decay=section.decay,
+            one_bit=section.one_bit,
+        )
+        self._weights, self._blobs, self._directory = weights, blobs, directory
+        self._before: Tensor | None = None
+        self._lr = 0.0
+        self._offered: list[Path] = []
+        self.step: int | None = None
+        self.digest = b""
+        self.names: tuple[str, ...] = ()
+        self.blobs: tuple[bytes, ...] = ()
+
+    # A round
+
+    @property
+    def is_under_way(self) -> bool:
+        """Whether a step of this member is neither in the weights nor taken back."""
+        return self._before is not None
+
+    def encode(self, gradient: Tensor, lr: float) -> Coefficients:
+        """What this member sends of a gradient, float32 [num_elements]. Blocks."""
+        (momentum,) = self.distro.own_vectors()
+        before = momentum.clone()
+        coefficients = self.distro.encode(gradient, lr)
+        self._before, self._lr = before, lr
+        return coefficients
+
+    def take_back(self) -> None:
+        """Have the step under way undone, so that its samples may be trained on again, by anybody."""
+        if self._before is not None:
+            self.distro.roll_back()
+            self.distro.load_own([self._before])
+            self._before = None
+
+    def apply(self, results: Sequence[Coefficients], lr: float, *, has_own: bool) -> None:
+        """Apply what was agreed on, in this order. Blocks.
+
+        Args:
+            lr: of the round.
+            has_own: whether this member's own result is in it.
+
+        Raises:
+            ValueError, NotFiniteError: a result is none of this configuration.
+        """
+        mean = self.distro.mean(results)
+        if has_own:
+            self.distro.commit(mean)
+            self._before = None
+        else:
+            self.take_back()
+            self.distro.apply(mean, lr)
+        self._weights.copy_(self.distro.theta)
+        assert self.step is not None
+        self.step += 1
+        self.digest = digest_of(self.distro.theta)
+
+    # Pieces
+
+    async def offer(self) -> None:
+        """Let others fetch the weights as they are."""
+        self.withdraw()
+        folder = self._directory / f"step-{self.step}"
+        files = await trio.to_thread.run_sync(write_pieces, self.distro.theta, folder)
+        self._offered = list(files.values())
+        offered = [await self._blobs.offered.offer(path) for path in self._offered]
+        self.names, self.blobs = tuple(files), tuple(offered)
+
+    def withdraw(self) -> None:
+        """Let nobody fetch pieces any more."""
+        for path in self._offered:
+            self._blobs.offered.withdraw(path)
+            path.unlink(missing_ok=True)
+        self._offered, self.names, self.blobs = [], (), ()
+
+    async def fetch(
+        self,
+        names: Sequence[str],
+        blobs: Sequence[bytes],
+        providers: Sequence[str],
+        leader: str,
+        *,
+        step: int,
+        digest: bytes,
+        first: int,
+    ) -> dict[str, int]:
+        """Take over weights in pieces, and offer these to others as they come.
+
+        Args:
+            providers: peer ids of members that have all pieces, in any order; each piece is asked of another one first.
+            leader: its peer id, which is asked last.
+            step, digest: of the weights.
+            first: which provider the first piece is asked of.
+
+        Returns:
+            How many pieces came from whom.
+
+        Raises:
+            CheckpointError: they are not those weights. Nothing was taken over.
+            NeuroGridError: a piece is not to be had.
+        """
+        check_pieces(names, self.distro.theta.numel())
+        self.withdraw()
+        vector = torch.empty_like(self.distro.theta)
+        folder = self._directory / f"step-{step}"
+        limiter = trio.CapacityLimiter(_AT_ONCE)
+        came: dict[str, int] = {}
+
+        async def fetch_one(number: int, name: str, blob_id: bytes) -> None:
+            async with limiter:
+                turn = (first + number) % len(providers) if providers else 0
+                peers = [*providers[turn:], *providers[:turn], leader]
+                path = folder / name
+                try:
+                    peer = await fetch_file(
+                        self._blobs.transfers, blob_id, peers, path, timeout=_PIECE_TIMEOUT
+                    )
+                except trio.TooSlowError as exc:
+                    raise CheckpointError(f"piece {name} did not come in time") from exc
+                came[peer] = came.get(peer, 0) + 1
+                await trio.to_thread.run_sync(read_piece, name, path, vector)
+                await self._blobs.offered.offer(path)
+                self._offered.append(path)
+
+        async with trio.open_nursery() as nursery:
+            for number, (name, blob_id) in enumerate(zip(names, blobs, strict=True)):
+                nursery.start_soon(fetch_one, number, name, blob_id)
+        if await trio.to_thread.run_sync(digest_of, vector) != digest:
+            self.withdraw()
+            raise CheckpointError("the pieces together are not the weights that they were to be")
+        self.take_back()
+        self.distro.load([vector])
+        self._weights.copy_(vector)
+        self.step, self.digest = step, digest
+        self.names, self.blobs = tuple(names), tuple(blobs)
+        return came
+
