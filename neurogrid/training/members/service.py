@@ -32,6 +32,7 @@ from neurogrid.training.members.member_blobs import MemberBlobs
 from neurogrid.training.members.participation import KeepModel, Participation
 from neurogrid.training.members.settings import MemberSettings
 from neurogrid.training.members.status import PartStatus
+from neurogrid.training.members.witnessed import WitnessedPart
 from neurogrid.training.runs.resources import LEASE_SECONDS, LeaseTable, Need, Resources
 from neurogrid.training.runs.run_file import parse_run_file
 from neurogrid.training.wire.runs import (
@@ -68,6 +69,8 @@ MEMBER_TAKES: Final[Table] = {
     RunMessage.APPLY: _LEADERS,
     RunMessage.AVERAGE: _LEADERS,
     RunMessage.COMMIT: _LEADERS,
+    RunMessage.EPOCH: _LEADERS,
+    RunMessage.COMMITMENT: _WORKERS,
     RunMessage.HIDDEN: _WORKERS,
     RunMessage.GRADIENT: _WORKERS,
     RunMessage.TIED: _WORKERS,
@@ -90,7 +93,9 @@ _OF_CHAINS: Final = (
     RunMessage.COMMIT,
 )
 
-Part = Participation | ChainPart
+_OF_WITNESSED: Final = (RunMessage.EPOCH, RunMessage.COMMITMENT)
+
+Part = Participation | ChainPart | WitnessedPart
 """This machine's part in a run: it holds the whole model, or a stage."""
 
 _HEARTBEAT: Final = 1.0
@@ -156,6 +161,8 @@ class MemberService:
         self.exchange.on_message(RunMessage.DISMISS, self._on_dismiss)
         for code in _OF_CHAINS:
             self.exchange.on_message(code, self._on_chain_message)
+        for code in _OF_WITNESSED:
+            self.exchange.on_message(code, self._on_witnessed_message)
         self.exchange.on_peer_opened(lambda peer_id, hello: self._report_changed.set())
 
     @property
@@ -193,8 +200,19 @@ class MemberService:
         self._part, self._scope = None, None
 
     def _make_part(self, leader: str, start: Start) -> Part:
-        tell = self._report_changed.set
-        if parse_run_file(start.run_file).is_chain:
+        tell, run = self._report_changed.set, parse_run_file(start.run_file)
+        if run.is_witnessed:
+            return WitnessedPart(
+                self._host,
+                self.exchange,
+                leader,
+                start,
+                self._blobs,
+                self._settings,
+                tell,
+                self._keep,
+            )
+        if run.is_chain:
             return ChainPart(
                 self._host, self.exchange, leader, start, self._blobs, self._settings, tell
             )
@@ -266,6 +284,10 @@ class MemberService:
 
     def _on_chain_message(self, message: TensorMessage) -> None:
         if self._part is not None:
+            self._part.take_message(message)
+
+    def _on_witnessed_message(self, message: TensorMessage) -> None:
+        if isinstance(self._part, WitnessedPart):
             self._part.take_message(message)
 
     def _note_refusal(self, text: str) -> None:

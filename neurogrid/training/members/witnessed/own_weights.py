@@ -12,6 +12,7 @@ import trio
 from torch import Tensor
 
 from neurogrid.errors import CheckpointError
+from neurogrid.exception_groups import unwrap_errors
 from neurogrid.training.averaging.parts import Layout
 from neurogrid.training.data.blob_files import fetch_file
 from neurogrid.training.members.member_blobs import MemberBlobs
@@ -182,9 +183,10 @@ class OwnWeights:
                 await self._blobs.offered.offer(path)
                 self._offered.append(path)
 
-        async with trio.open_nursery() as nursery:
-            for number, (name, blob_id) in enumerate(zip(names, blobs, strict=True)):
-                nursery.start_soon(fetch_one, number, name, blob_id)
+        with unwrap_errors():
+            async with trio.open_nursery() as nursery:
+                for number, (name, blob_id) in enumerate(zip(names, blobs, strict=True)):
+                    nursery.start_soon(fetch_one, number, name, blob_id)
         if await trio.to_thread.run_sync(digest_of, vector) != digest:
             self.withdraw()
             raise CheckpointError("the pieces together are not the weights that they were to be")

@@ -11,7 +11,7 @@ from neurogrid.training.runs.run_file.values import BOOLEAN, Kind, number, whole
 
 __all__ = ["MAX_EPOCH_BATCHES", "MAX_EPOCH_MEMBERS", "DistroSection", "EpochsSection"]
 
-MAX_EPOCH_MEMBERS: Final = 256
+MAX_EPOCH_MEMBERS: Final = 128
 """Members of an epoch: each has a connection to each other."""
 
 MAX_EPOCH_BATCHES: Final = 4096

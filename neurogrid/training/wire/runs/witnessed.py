@@ -9,7 +9,6 @@ Source: protocol_spec/training/witnessed.md.
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -72,7 +71,7 @@ MEMBER_HEALTH: Final = frozenset({"healthy", "dropped", "withdrawn", "ejected"})
 EPOCH_STATES: Final = frozenset({"starting", "waiting", "loading", "warm", "training", "kept"})
 """What a member of a witnessed run does."""
 
-MAX_EPOCH_SEATS: Final = 256
+MAX_EPOCH_SEATS: Final = 128
 """Members of an epoch."""
 
 MAX_EPOCH_PIECES: Final = 1024
@@ -92,10 +91,10 @@ _MAX_SEAT_ADDRESSES: Final = 4
 _MAX_SEAT_BYTES: Final = 4 * 1024
 _MAX_WORK_BYTES: Final = 64 * 1024
 _MAX_AGREED_BYTES: Final = 256
-_COMMITMENT: Final = b"neurogrid commitment 1\0"
-_WITNESS: Final = b"neurogrid witness 1\0"
 
-_ROUND: Final = uint(MAX_U64, smallest=1)
+_EPOCH: Final = optional(uint(MAX_U32))
+_ROUND: Final = uint(MAX_U32, smallest=1)
+_LATEST: Final = optional(uint(MAX_U32))
 _SEATS: Final = optional(array(uint(MAX_U32), MAX_EPOCH_SEATS))
 _NAMES: Final = optional(
     replace(
@@ -243,11 +242,12 @@ class Epoch(ControlPayload):
         run: the id of the run.
         number: u64, from 1, greater than in any Epoch before.
         phase: one of `EPOCH_PHASES`.
-        epoch: u64, of members, from 0.
-        round: u64, of the leader's count; 0 before the first.
+        epoch: u32, of members, from 0.
+        round: u32, of the leader's count; 0 before the first.
         step: u64, rounds that are in the weights once `agreed` are applied: the place in the schedule of this round.
         left: seconds until the phase ends at the latest; 0 where it has no end.
         seed: 32 bytes, of the round; empty before the first.
+        seats: that were healthy when the round began, rising: among them witnesses are chosen.
         batch_samples: u32, samples of a batch.
         members: of the epoch, their seats rising.
         works: of the round, one a seat at most.
@@ -268,6 +268,7 @@ class Epoch(ControlPayload):
     step: int = 0
     left: float = 0.0
     seed: bytes = b""
+    seats: tuple[int, ...] = ()
     batch_samples: int = 0
     members: tuple[EpochSeat, ...] = ()
     works: tuple[RoundWork, ...] = ()
@@ -285,11 +286,12 @@ class Epoch(ControlPayload):
             "run": RUN,
             "number": uint(MAX_U64, smallest=1),
             "phase": _one_of(EPOCH_PHASES),
-            "epoch": COUNT,
-            "round": COUNT,
+            "epoch": _EPOCH,
+            "round": _LATEST,
             "step": COUNT,
             "left": optional(real(0.0, _MAX_SECONDS)),
             "seed": optional(binary(_SEED_BYTES)),
+            "seats": _SEATS,
             "batch_samples": optional(uint(MAX_U32)),
             "members": _nested(EpochSeat.decode, _MAX_SEAT_BYTES),
             "works": _nested(RoundWork.decode, _MAX_WORK_BYTES),
@@ -310,6 +312,7 @@ class Epoch(ControlPayload):
         if bool(self.pieces_digest) != bool(self.names):
             raise violation("Epoch has pieces without their digest, or a digest without pieces")
         _check_pieces("Epoch", self.names, self.blobs)
+        _check_seats("Epoch", list(self.seats))
         _check_seats("Epoch", [each.seat for each in self.members])
         check_once("Epoch", tuple(each.peer for each in self.members))
         for named in (self.works, self.agreed):
@@ -327,10 +330,11 @@ class RoundCommitment(ControlPayload):
     Attributes:
         run: the id of the run.
         seat: u32, its own.
-        epoch, round: u64.
-        first_batch, num_batches: u64, that it is of.
-        result: the blob that it is.
-        signature: Ed25519, by the member's identity, over `signed`.
+        epoch, round: u32.
+        first_batch: u64, the first of the batches that it is of.
+        num_batches: u32; 0 of a member without batches, which shows by it that it is there.
+        result: the blob that it is; zeros where there are no batches.
+        signature: Ed25519, by the member's identity.
     """
 
     run: bytes
@@ -347,22 +351,14 @@ class RoundCommitment(ControlPayload):
         {
             "run": RUN,
             "seat": uint(MAX_U32),
-            "epoch": COUNT,
+            "epoch": _EPOCH,
             "round": _ROUND,
             "first_batch": COUNT,
-            "num_batches": uint(MAX_U32, smallest=1),
+            "num_batches": _LATEST,
             "result": BLOB,
             "signature": fixed(_SIGNATURE_BYTES),
         },
     )
-
-    @property
-    def signed(self) -> bytes:
-        """What the signature is over."""
-        numbers = struct.pack(
-            "<IQQQI", self.seat, self.epoch, self.round, self.first_batch, self.num_batches
-        )
-        return _COMMITMENT + self.run + numbers + self.result
 
 
 @dataclass(frozen=True, slots=True)
@@ -372,11 +368,11 @@ class RoundProof(ControlPayload):
     Attributes:
         run: the id of the run.
         seat: u32, its own.
-        epoch, round: u64.
+        epoch, round: u32.
         participants: a filter of the seats whose results it has.
         results: a filter of the digests of commitments whose results it has.
         root: of the tree over these digests.
-        signature: Ed25519, by the member's identity, over `signed`.
+        signature: Ed25519, by the member's identity.
     """
 
     run: bytes
@@ -393,7 +389,7 @@ class RoundProof(ControlPayload):
         {
             "run": RUN,
             "seat": uint(MAX_U32),
-            "epoch": COUNT,
+            "epoch": _EPOCH,
             "round": _ROUND,
             "participants": fixed(FILTER_BYTES),
             "results": fixed(FILTER_BYTES),
@@ -401,12 +397,6 @@ class RoundProof(ControlPayload):
             "signature": fixed(_SIGNATURE_BYTES),
         },
     )
-
-    @property
-    def signed(self) -> bytes:
-        """What the signature is over."""
-        numbers = struct.pack("<IQQ", self.seat, self.epoch, self.round)
-        return _WITNESS + self.run + numbers + self.participants + self.results + self.root
 
 
 @dataclass(frozen=True, slots=True)
@@ -416,18 +406,25 @@ class RoundHealth(ControlPayload):
     Attributes:
         run: the id of the run.
         seat: u32, its own.
-        epoch: u64.
+        epoch, round: u32, as it has been told.
         seats: of those that it cannot reach, rising.
     """
 
     run: bytes
     seat: int
     epoch: int
+    round: int
     seats: tuple[int, ...] = ()
 
     _map = Map(
         "Health",
-        {"run": RUN, "seat": uint(MAX_U32), "epoch": COUNT, "seats": _SEATS},
+        {
+            "run": RUN,
+            "seat": uint(MAX_U32),
+            "epoch": _EPOCH,
+            "round": _LATEST,
+            "seats": _SEATS,
+        },
     )
 
     def _check(self) -> None:

@@ -1,0 +1,541 @@
+"""A member's part in a witnessed run: it has the whole model, and goes by what the leader says of epochs and rounds.
+
+    Epoch -> weights in pieces, or what was agreed -> gradient -> result -> commitment -> what witnesses agree on -> ...
+
+An Epoch says the whole of where the run is, so that one that is lost or comes twice does no harm. What was agreed in
+each round is kept until it is applied, so that a member that computes for long comes after. One that lacks a round, or
+a result of one, gives its weights up and gets those of the others when the next epoch begins.
+
+Source: protocol_spec/training/witnessed.md.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+import trio
+
+from neurogrid.errors import (
+    CheckpointError,
+    ConfigurationError,
+    NeuroGridError,
+)
+from neurogrid.exception_groups import unwrap_errors
+from neurogrid.p2p.exchange.exchange import Exchange
+from neurogrid.p2p.hosts.host import Host
+from neurogrid.p2p.streams.message_forms import sender_of
+from neurogrid.p2p.wire import MessageCode, TensorMessage
+from neurogrid.renewed_event import RenewedEvent
+from neurogrid.temporary import temporary_directory
+from neurogrid.training.data.blobs import fetch_manifest
+from neurogrid.training.members.member_blobs import MemberBlobs
+from neurogrid.training.members.settings import MemberSettings
+from neurogrid.training.members.status import PartStatus
+from neurogrid.training.members.witnessed.neighbours import Neighbours
+from neurogrid.training.members.witnessed.own_weights import OwnWeights
+from neurogrid.training.members.witnessed.round_exchange import ResultMissingError, RoundExchange
+from neurogrid.training.members.witnessed.samples import RoundSamples
+from neurogrid.training.optimizers import NotFiniteError
+from neurogrid.training.runs.inner_optimizer import rates_of
+from neurogrid.training.runs.run_file import RunFile, parse_run_file
+from neurogrid.training.runs.trainers import trainer_settings, work_seed
+from neurogrid.training.trainer import Trainer, TrainerError, open_trainer
+from neurogrid.training.wire.runs import (
+    AgreedResult,
+    Epoch,
+    EpochReport,
+    EpochSeat,
+    Order,
+    Report,
+    RoundCommitment,
+    RoundWork,
+    RunMessage,
+    Start,
+)
+from neurogrid.training.witnessed import ResultPlan
+
+__all__ = ["WitnessedPart"]
+
+logger = logging.getLogger(__name__)
+
+_FETCH_TIMEOUT: Final = 600.0
+# Times that a member begins anew before it says that it cannot.
+_MAX_RESTARTS: Final = 3
+# Rounds that a member may be behind.
+_MAX_BEHIND: Final = 64
+# A step has a rate above 0: where the schedule is at 0, so little of its height.
+_LEAST_RATE: Final = 1e-6
+_STATES: Final = {"loading": "starting", "warm": "ready", "kept": "waiting"}
+
+
+class BehindError(NeuroGridError):
+    """This member's weights are not those of the others any more; the text says why."""
+
+
+class WitnessedPart:
+    """A member's part in one witnessed run. Keep `run` running.
+
+    Args:
+        host: this peer's.
+        exchange: of runs.
+        leader: the peer id of the leader of the run.
+        start: what it has been told to begin with.
+        blobs: what comes from other peers, and what they may fetch.
+        settings: what may be used.
+        tell: is called whenever a report has changed.
+        keep: is given the directory with the trained model when the run has ended, and the run's name; None for nobody.
+    """
+
+    def __init__(
+        self,
+        host: Host,
+        exchange: Exchange,
+        leader: str,
+        start: Start,
+        blobs: MemberBlobs,
+        settings: MemberSettings,
+        tell: Callable[[], None],
+        keep: Callable[[Path, str], Any] | None = None,
+    ) -> None:
+        self.leader = leader
+        self._host, self._exchange, self._start = host, exchange, start
+        self._blobs, self._settings, self._tell, self._keep = blobs, settings, tell, keep
+        self._run_file: RunFile = parse_run_file(start.run_file)
+        self._is_dismissed = False
+        self._told: Epoch | None = None
+        self._changed = RenewedEvent()
+        self._neighbours = Neighbours(host, exchange)
+        self._round_exchange: RoundExchange | None = None
+        # What was agreed, by the number of rounds that are in the weights then.
+        self._agreed: dict[int, tuple[AgreedResult, ...]] = {}
+        self._loss: float | None = None
+        self._report = Report(
+            run=start.run, seat=start.seat, state="starting", group_addresses=host.addresses[:16]
+        )
+        self._epoch_report = EpochReport(start.run, _incarnation(), "starting")
+
+    @property
+    def run_id(self) -> bytes:
+        """Of the run, 16 bytes."""
+        return self._start.run
+
+    @property
+    def is_dismissed(self) -> bool:
+        """Whether the leader has said that it needs this member no more."""
+        return self._is_dismissed
+
+    def reports(self) -> list[tuple[MessageCode, bytes]]:
+        """What the leader is told, again and again."""
+        return [
+            (RunMessage.REPORT, self._report.encode()),
+            (RunMessage.EPOCH_REPORT, self._epoch_report.encode()),
+        ]
+
+    def status(self) -> PartStatus:
+        """How the member stands, for people."""
+        report = self._report
+        return PartStatus(
+            run=self._run_file.name,
+            leader=self.leader,
+            seat=report.seat,
+            state=report.state,
+            reason=report.reason,
+            round=report.round,
+            batches_done=report.batches_done,
+            batches=0,
+            tokens_per_second=None,
+            loss=self._loss,
+            num_samples=report.num_samples,
+            memory_bytes=report.memory_bytes,
+            micro_batch=report.micro_batch,
+            held_slices=0,
+            sent_bytes=report.sent_bytes,
+            received_bytes=report.received_bytes,
+        )
+
+    def take(self, order: Order) -> None:
+        """Orders are for members of a group that averages: there is none here."""
+        logger.debug("an order of work for a witnessed run, %s", order.run.hex())
+
+    def take_message(self, message: TensorMessage) -> None:
+        """A message of a witnessed run, whichever.
+
+        Raises:
+            RemoteProtocolError: it is none that its sender may send.
+        """
+        code, sender = message.msg_type, sender_of(message)
+        if code is RunMessage.EPOCH:
+            told = Epoch.decode(message.data)
+            if sender == self.leader and told.run == self.run_id:
+                self._take_epoch(told)
+        elif code is RunMessage.COMMITMENT:
+            said = RoundCommitment.decode(message.data)
+            if self._round_exchange is not None:
+                self._round_exchange.take_commitment(sender, said)
+
+    def _take_epoch(self, told: Epoch) -> None:
+        if self._told is not None and told.number <= self._told.number:
+            return
+        self._told = told
+        if told.agreed:
+            self._agreed[told.step] = told.agreed
+            while len(self._agreed) > _MAX_BEHIND:
+                del self._agreed[min(self._agreed)]
+        elif told.phase in ("waiting_for_members", "warmup"):
+            self._agreed.clear()
+        self._neighbours.take(told)
+        if self._round_exchange is not None:
+            self._round_exchange.take(told)
+        self._changed.set()
+
+    def dismiss(self) -> None:
+        """The leader needs this member no more."""
+        self._is_dismissed = True
+        self._changed.set()
+
+    async def run(self) -> None:
+        """Take part until the run ends.
+
+        Raises:
+            NeuroGridError: this machine cannot; the report says why.
+        """
+        num_failures = 0
+        while True:
+            try:
+                await self._take_part()
+                return
+            except TrainerError as exc:
+                num_failures += 1
+                if self._is_dismissed or num_failures > _MAX_RESTARTS:
+                    self._fail(exc)
+                    raise
+                logger.warning("this machine begins anew with the run: %s", exc)
+                self._begin_anew(exc, "starting")
+            except NeuroGridError as exc:
+                self._fail(exc)
+                raise
+            except OSError as exc:
+                error = ConfigurationError(f"this machine cannot keep what the run needs: {exc}")
+                self._fail(error)
+                raise error from exc
+
+    def _fail(self, error: NeuroGridError) -> None:
+        self._report = replace(self._report, state="failed", reason=_line(error))
+        self._tell()
+
+    def _begin_anew(self, error: NeuroGridError, state: str) -> None:
+        """Be another member from here on, which has no weights yet."""
+        self._epoch_report = EpochReport(
+            self.run_id, _incarnation(), state, reason=_line(error), number=self._number
+        )
+        self._note(state, reason=_line(error))
+
+    @property
+    def _number(self) -> int:
+        return self._told.number if self._told is not None else 0
+
+    def _note(self, state: str, *, reason: str = "", **more: Any) -> None:
+        """Tell the leader how this member stands."""
+        if (exchange := self._round_exchange) is not None:
+            more["sent_bytes"], more["received_bytes"] = exchange.sent_bytes, exchange.received_bytes
+        self._report = replace(
+            self._report,
+            state=_STATES.get(state, state),
+            reason=reason,
+            incarnation=self._epoch_report.incarnation,
+            group_addresses=self._host.addresses[:16],
+            **more,
+        )
+        state = "training" if state == "averaging" else state
+        self._epoch_report = replace(
+            self._epoch_report, state=state, reason=reason, number=self._number
+        )
+        self._tell()
+
+    async def _take_part(self) -> None:
+        manifest = await fetch_manifest(
+            self._blobs.transfers, self._start.manifest, [self.leader], _FETCH_TIMEOUT
+        )
+        run = self._run_file
+        settings = trainer_settings(
+            run,
+            self._start.config,
+            total_steps=self._start.total_steps,
+            device=self._settings.device,
+            threads=self._settings.threads,
+            memory_limit=self._settings.memory,
+        )
+        samples = RoundSamples(
+            self._host,
+            self.leader,
+            self._blobs,
+            manifest,
+            lambda: self._told.sources if self._told is not None else (),
+        )
+        with temporary_directory("neurogrid-member-") as directory:
+            async with open_trainer(settings) as trainer:
+                if trainer.layout.num_elements != self._start.num_parameters:
+                    raise ConfigurationError(
+                        f"the model has {trainer.layout.num_elements} parameters here and "
+                        f"{self._start.num_parameters} with the leader: versions of transformers differ"
+                    )
+                weights = OwnWeights(
+                    trainer.layout, trainer.weights, run.distro, self._blobs, directory / "pieces"
+                )
+                chunks = weights.distro.chunks
+                exchange = self._round_exchange = RoundExchange(
+                    self.run_id,
+                    self.leader,
+                    self._host.identity,
+                    self._exchange,
+                    self._blobs,
+                    self._neighbours,
+                    ResultPlan(
+                        tuple((number, size) for number, size, _ in chunks),
+                        run.distro.top_k,
+                        run.distro.one_bit,
+                    ),
+                    run.epochs.witnesses,
+                    directory / "results",
+                )
+                if self._told is not None:
+                    exchange.take(self._told)
+                member = _Member(self, trainer, weights, exchange, samples)
+                with unwrap_errors():
+                    async with trio.open_nursery() as nursery:
+                        nursery.start_soon(self._neighbours.run)
+                        nursery.start_soon(exchange.run)
+                        await member.run()
+                        nursery.cancel_scope.cancel()
+                if self._keep is not None and weights.step:
+                    await trainer.save(directory / "trained")
+                    await self._keep(directory / "trained", run.name)
+
+
+class _Member:
+    """A member while its trainer runs."""
+
+    def __init__(
+        self,
+        part: WitnessedPart,
+        trainer: Trainer,
+        weights: OwnWeights,
+        exchange: RoundExchange,
+        samples: RoundSamples,
+    ) -> None:
+        self._part, self._trainer, self._weights = part, trainer, weights
+        self._exchange, self._samples = exchange, samples
+        self._rate_of = rates_of(part._run_file.inner, max(part._start.total_steps, 1))
+        # The last round that this member has done its work for, and what came of it.
+        self._done = (0, 0)
+        self._own = b""
+        self._kept: int | None = None
+        self._loss_sum, self._num_tokens, self._num_samples = 0.0, 0, 0
+
+    async def run(self) -> None:
+        """Go by what the leader says, until the run ends."""
+        part = self._part
+        part._note("waiting")
+        while not part._is_dismissed:
+            told = part._told
+            if told is not None and told.phase == "finished":
+                break
+            if told is not None:
+                try:
+                    await self._follow(told)
+                except (BehindError, ResultMissingError, CheckpointError) as exc:
+                    logger.warning("this member gives up its weights: %s", exc)
+                    self._give_up(exc)
+            if part._told is told and not part._is_dismissed:
+                await part._changed.wait()
+
+    def _give_up(self, error: NeuroGridError) -> None:
+        self._weights.take_back()
+        self._weights.withdraw()
+        self._weights.step, self._weights.digest = None, b""
+        self._part._begin_anew(error, "waiting")
+
+    async def _follow(self, told: Epoch) -> None:
+        part = self._part
+        own = next((each for each in told.members if each.peer == part._host.peer_id), None)
+        incarnation = part._epoch_report.incarnation
+        if own is None or own.incarnation != incarnation or own.health != "healthy":
+            self._weights.take_back()
+            part._note("waiting", reason=part._report.reason)
+            return
+        if own.seat != part._report.seat:
+            part._report = replace(part._report, seat=own.seat)
+        if told.phase == "warmup":
+            await self._warm_up(told, own)
+        elif told.phase in ("round_train", "round_witness"):
+            await self._catch_up(told)
+            if told.phase == "round_train" and self._done < (told.epoch, told.round):
+                await self._train(told, own)
+        elif told.phase == "cooldown":
+            await self._catch_up(told)
+            await self._cool_down()
+
+    # Weights
+
+    async def _warm_up(self, told: Epoch, own: EpochSeat) -> None:
+        """Have the weights that the epoch begins with."""
+        weights, part = self._weights, self._part
+        if not told.pieces_digest:
+            return
+        if (weights.step, weights.digest) != (told.pieces_step, told.pieces_digest):
+            part._note("loading")
+            others = [each for each in told.members if each.is_warm and each.peer != own.peer]
+            providers = [each.peer for each in others if part._host.is_connected(each.peer)]
+            called = {each.peer: f"seat {each.seat}" for each in others} | {part.leader: "the leader"}
+            try:
+                came = await weights.fetch(
+                    told.names,
+                    told.blobs,
+                    providers,
+                    part.leader,
+                    step=told.pieces_step,
+                    digest=told.pieces_digest,
+                    first=own.seat,
+                )
+            except CheckpointError:
+                raise
+            except NeuroGridError as exc:
+                raise BehindError(f"the weights are not to be had: {exc}") from exc
+            sources = ", ".join(f"{num} from {called.get(p, p)}" for p, num in sorted(came.items()))
+            logger.info("took the weights after round %d in pieces: %s", weights.step, sources)
+        elif not weights.names:
+            await weights.offer()
+        self._tell_weights("warm")
+
+    async def _catch_up(self, told: Epoch) -> None:
+        """Apply what was agreed and is not in the weights yet.
+
+        Raises:
+            BehindError: what was agreed is not known any more.
+            ResultMissingError: a result of it is not to be had.
+        """
+        weights, part = self._weights, self._part
+        if weights.step is None:
+            raise BehindError("it has no weights of this run")
+        if weights.step > told.step:
+            raise BehindError(
+                f"it has {weights.step} rounds in its weights, and the run has {told.step}"
+            )
+        while weights.step < told.step:
+            agreed = part._agreed.get(weights.step + 1)
+            if agreed is None:
+                raise BehindError(f"round {weights.step + 1} was agreed on while it was not there")
+            timeout = part._run_file.epochs.train
+            results = await self._exchange.results_of(agreed, told, timeout)
+            has_own = weights.is_under_way and any(each.result == self._own for each in agreed)
+            rate = self._rate(weights.step)
+            weights.withdraw()
+            try:
+                await trio.to_thread.run_sync(
+                    partial(weights.apply, results, rate, has_own=has_own)
+                )
+            except (ValueError, NotFiniteError) as exc:
+                raise BehindError(f"what was agreed on cannot be applied: {exc}") from exc
+            self._tell_weights("training")
+        if weights.is_under_way and self._done != (told.epoch, told.round):
+            weights.take_back()  # nobody has it: its samples are dealt again
+
+    async def _cool_down(self) -> None:
+        """Offer the weights to the leader, and to those that join."""
+        weights = self._weights
+        weights.take_back()
+        if not weights.names:
+            await weights.offer()
+        self._tell_weights("kept")
+
+    def _tell_weights(self, state: str) -> None:
+        weights, part = self._weights, self._part
+        part._epoch_report = replace(
+            part._epoch_report,
+            has_weights=weights.step is not None,
+            step=weights.step or 0,
+            digest=weights.digest,
+            names=weights.names,
+            blobs=weights.blobs,
+        )
+        part._note(state, round=weights.step or 0, digest=weights.digest)
+
+    def _rate(self, step: int) -> float:
+        inner = self._part._run_file.inner
+        return max(self._rate_of(step), _LEAST_RATE * inner.lr)
+
+    # A round
+
+    async def _train(self, told: Epoch, own: EpochSeat) -> None:
+        """Do this member's work of a round, and commit to what comes of it."""
+        part, work = self._part, next((w for w in told.works if w.seat == own.seat), None)
+        self._done, self._own = (told.epoch, told.round), b""
+        if work is None:
+            await self._exchange.publish(told, own.seat, None, None)
+            part._note("averaging")
+            return
+        part._note("training", batches_done=0)
+        gradient = await self._gradient(told, own, work)
+        now = part._told
+        if now is None or (now.epoch, now.round) != (told.epoch, told.round) or now.phase != told.phase:
+            logger.warning("round %d went on before this member was done with its work", told.round)
+            return
+        coefficients = await trio.to_thread.run_sync(
+            self._weights.encode, gradient, self._rate(told.step)
+        )
+        self._own = await self._exchange.publish(told, own.seat, work, coefficients)
+        part._note("averaging")
+
+    async def _gradient(self, told: Epoch, own: EpochSeat, work: RoundWork) -> torch.Tensor:
+        """The mean gradient over the samples of a work."""
+        part = self._part
+        batches = await self._samples.batches(work.ranges, told.batch_samples, own.seat)
+        mean = torch.zeros_like(self._weights.distro.theta)
+        num_samples, loss_sum, num_labels = 0, 0.0, 0
+        for number, batch in enumerate(batches):
+            seed = work_seed(part._run_file.seed, own.seat, told.round * len(batches) + number)
+            found = await self._trainer.gradient(batch, step=told.step, seed=seed)
+            if found.not_finite:
+                raise TrainerError(found.not_finite)
+            num_samples += found.samples
+            share = found.samples / num_samples
+            await trio.to_thread.run_sync(mean.lerp_, self._trainer.gradients, share)
+            loss_sum += found.loss * found.labels
+            num_labels += found.labels
+            part._note(
+                "training",
+                batches_done=number + 1,
+                batch_seconds=found.seconds * told.batch_samples / max(found.samples, 1),
+                micro_batch=found.micro_batch,
+            )
+        self._loss_sum += loss_sum
+        self._num_tokens += num_labels
+        self._num_samples += num_samples
+        part._loss = loss_sum / num_labels if num_labels else None
+        norm = float(mean.norm())
+        part._note(
+            "training",
+            loss_sum=self._loss_sum,
+            num_tokens=self._num_tokens,
+            num_samples=self._num_samples,
+            gradient_norm=norm if math.isfinite(norm) else None,
+        )
+        return mean
+
+
+def _incarnation() -> int:
+    """Of this process, and greater than any that it had."""
+    return time.time_ns()
+
+
+def _line(error: BaseException) -> str:
+    return " ".join(str(error).split())[:200] or "it was too slow"
+
