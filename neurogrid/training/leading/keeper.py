@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Collection, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
 
 import trio
 from torch import Tensor
@@ -54,6 +54,21 @@ _STATE_TIMEOUT: Final = 30.0
 _STATISTICS_SAMPLES: Final = 256
 # Seconds for a slice that is held out, where it is not here.
 _SLICE_TIMEOUT: Final = 60.0
+
+
+class KeptWeights(Protocol):
+    """Weights that are kept: `RunWeights`, as far as a keeper cares."""
+
+    @property
+    def round(self) -> int:
+        """The last round that is in them."""
+
+    @property
+    def common(self) -> Tensor:
+        """Float32 [num_elements]. Not to be written to."""
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """The vectors by name, as copies."""
 
 
 @dataclass(slots=True)
@@ -138,7 +153,7 @@ class Keeper:
 
     def applied(
         self,
-        outer: RunWeights,
+        outer: KeptWeights,
         state: RunState,
         members: Collection[int],
         digests: tuple[int, int] = (0, 0),
@@ -180,6 +195,16 @@ class Keeper:
                     members=frozenset(() if is_last or not is_checkpoint else members),
                 )
             )
+        self._changed.set()
+
+    def noted(self, round_number: int, digests: tuple[int, int] = (0, 0)) -> None:
+        """Keep the figures of rounds up to this one, whose weights are not here; `digests` as of `applied`."""
+        due = self.figures.take(round_number)
+        for each in due:
+            each["seconds"] = round(self.seconds, 3)
+        if due and any(digests):
+            due[-1]["weights_equal"], due[-1]["weights_other"] = digests
+        self._jobs += [_Job(each) for each in due]
         self._changed.set()
 
     async def keep_state(self, outer: RunWeights, state: RunState) -> None:

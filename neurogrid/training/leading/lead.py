@@ -45,6 +45,7 @@ from neurogrid.training.leading.round_figures import RoundFigures
 from neurogrid.training.leading.settings import LeaderProgress, LeaderSettings
 from neurogrid.training.leading.sources import Sources
 from neurogrid.training.leading.tracking import open_tracking
+from neurogrid.training.leading.witnessed import lead_witnessed
 from neurogrid.training.runs.changes import changed_run, run_at
 from neurogrid.training.runs.estimate import member_bytes
 from neurogrid.training.runs.journal import Journal
@@ -86,6 +87,8 @@ async def lead(
         progress = ProgressTee(board, progress, tracking)
         if settings.run.is_chain:
             return await lead_chain(settings, progress, board)
+        if settings.run.is_witnessed:
+            return await lead_witnessed(settings, progress, board)
         while True:
             try:
                 return await _lead(settings, progress, board, is_anew=is_anew)

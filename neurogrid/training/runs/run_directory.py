@@ -48,6 +48,11 @@ class RunDirectory:
         """Values of the run file that somebody wants changed while the run goes on."""
         return self.path / "changes.toml"
 
+    @property
+    def pause(self) -> Path:
+        """While this file is there, a witnessed run is paused."""
+        return self.path / "pause"
+
     def write_changes(self, text: str) -> None:
         """Write what is wanted, whole or not at all.
 

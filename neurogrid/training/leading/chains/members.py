@@ -290,7 +290,8 @@ class ChainMembers:
     async def _enlist_all(self) -> None:
         """Ask workers that are here and have nothing to do."""
         run = self._facts.run_file.members
-        need = Need(run.memory, run.storage, run.cores, run.gpu, run.price)
+        memory = max(run.memory, self._facts.member_memory)
+        need = Need(memory, run.storage, run.cores, run.gpu, run.price)
         while True:
             free = [
                 peer_id

@@ -196,4 +196,3 @@ class OwnWeights:
         self.step, self.digest = step, digest
         self.names, self.blobs = tuple(names), tuple(blobs)
         return came
-

@@ -321,7 +321,9 @@ class RoundExchange:
                 mine = round_.commitments.get(seat)
                 if mine is not None and mine.result == result and seat not in round_.refused:
                     round_.refused.add(seat)
-                    logger.warning("what seat %d has committed itself to is no result: %s", seat, exc)
+                    logger.warning(
+                        "what seat %d has committed itself to is no result: %s", seat, exc
+                    )
             return False
         self.received_bytes += len(data)
         path = self._directory / f"{result.hex()}.result"
@@ -423,7 +425,11 @@ class RoundExchange:
 
     def _forget(self, rounds: Sequence[_Round]) -> None:
         """Results of rounds that are applied are offered no more."""
-        kept = {each.result for round_ in self._rounds[-_NUM_KEPT:] for each in round_.commitments.values()}
+        kept = {
+            each.result
+            for round_ in self._rounds[-_NUM_KEPT:]
+            for each in round_.commitments.values()
+        }
         for round_ in rounds:
             for each in round_.commitments.values():
                 if each.result in kept or each.result not in self._files:

@@ -27,6 +27,7 @@ from neurogrid.errors import (
     CheckpointError,
     ConfigurationError,
     NeuroGridError,
+    NotFiniteError,
 )
 from neurogrid.exception_groups import unwrap_errors
 from neurogrid.p2p.exchange.exchange import Exchange
@@ -43,7 +44,6 @@ from neurogrid.training.members.witnessed.neighbours import Neighbours
 from neurogrid.training.members.witnessed.own_weights import OwnWeights
 from neurogrid.training.members.witnessed.round_exchange import ResultMissingError, RoundExchange
 from neurogrid.training.members.witnessed.samples import RoundSamples
-from neurogrid.training.optimizers import NotFiniteError
 from neurogrid.training.runs.inner_optimizer import rates_of
 from neurogrid.training.runs.run_file import RunFile, parse_run_file
 from neurogrid.training.runs.trainers import trainer_settings, work_seed
@@ -245,7 +245,11 @@ class WitnessedPart:
     def _note(self, state: str, *, reason: str = "", **more: Any) -> None:
         """Tell the leader how this member stands."""
         if (exchange := self._round_exchange) is not None:
-            more["sent_bytes"], more["received_bytes"] = exchange.sent_bytes, exchange.received_bytes
+            more["sent_bytes"], more["received_bytes"] = (
+                exchange.sent_bytes,
+                exchange.received_bytes,
+            )
+        before = self._report, replace(self._epoch_report, number=0)
         self._report = replace(
             self._report,
             state=_STATES.get(state, state),
@@ -258,7 +262,9 @@ class WitnessedPart:
         self._epoch_report = replace(
             self._epoch_report, state=state, reason=reason, number=self._number
         )
-        self._tell()
+        # Whatever else has changed is told with the next heartbeat.
+        if before != (self._report, replace(self._epoch_report, number=0)):
+            self._tell()
 
     async def _take_part(self) -> None:
         manifest = await fetch_manifest(
@@ -394,7 +400,9 @@ class _Member:
             part._note("loading")
             others = [each for each in told.members if each.is_warm and each.peer != own.peer]
             providers = [each.peer for each in others if part._host.is_connected(each.peer)]
-            called = {each.peer: f"seat {each.seat}" for each in others} | {part.leader: "the leader"}
+            called = {each.peer: f"seat {each.seat}" for each in others} | {
+                part.leader: "the leader"
+            }
             try:
                 came = await weights.fetch(
                     told.names,
@@ -458,6 +466,7 @@ class _Member:
 
     def _tell_weights(self, state: str) -> None:
         weights, part = self._weights, self._part
+        before = part._epoch_report
         part._epoch_report = replace(
             part._epoch_report,
             has_weights=weights.step is not None,
@@ -466,6 +475,8 @@ class _Member:
             names=weights.names,
             blobs=weights.blobs,
         )
+        if before != part._epoch_report:
+            part._tell()
         part._note(state, round=weights.step or 0, digest=weights.digest)
 
     def _rate(self, step: int) -> float:
@@ -485,7 +496,7 @@ class _Member:
         part._note("training", batches_done=0)
         gradient = await self._gradient(told, own, work)
         now = part._told
-        if now is None or (now.epoch, now.round) != (told.epoch, told.round) or now.phase != told.phase:
+        if now is None or (now.epoch, now.round) != (told.epoch, told.round):
             logger.warning("round %d went on before this member was done with its work", told.round)
             return
         coefficients = await trio.to_thread.run_sync(
@@ -538,4 +549,3 @@ def _incarnation() -> int:
 
 def _line(error: BaseException) -> str:
     return " ".join(str(error).split())[:200] or "it was too slow"
-

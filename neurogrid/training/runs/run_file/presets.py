@@ -53,6 +53,7 @@ PRESETS: Final[Mapping[str, Mapping[str, Mapping[str, Any]]]] = {
     },
 }
 
+
 def preset_values(name: str) -> Mapping[str, Mapping[str, Any]]:
     """The values of a preset by section; none for the empty name.
 

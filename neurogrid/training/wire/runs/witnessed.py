@@ -166,9 +166,7 @@ class EpochSeat(ControlPayload):
             "seat": uint(MAX_U32),
             "peer": text(MAX_PEER_ID_CHARS, smallest=1),
             "incarnation": uint(MAX_U64, smallest=1),
-            "addresses": optional(
-                array(text(MAX_ADDRESS_CHARS, smallest=1), _MAX_SEAT_ADDRESSES)
-            ),
+            "addresses": optional(array(text(MAX_ADDRESS_CHARS, smallest=1), _MAX_SEAT_ADDRESSES)),
             "health": _one_of(MEMBER_HEALTH),
             "is_warm": optional(BOOLEAN),
         },
@@ -479,4 +477,3 @@ class EpochReport(ControlPayload):
         _check_pieces("EpochReport", self.names, self.blobs)
         if self.names and not self.digest:
             raise violation("EpochReport has pieces without a digest of them")
-

@@ -1,0 +1,57 @@
+"""Which weights most members have after a round, by what each of them tells. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Final
+
+__all__ = ["WeightAgreement"]
+
+# Rounds of which it is known who has what.
+_NUM_KEPT: Final = 16
+
+
+class WeightAgreement:
+    """What members have told of their weights, by the number of rounds in them; each counts once, as it told first."""
+
+    def __init__(self) -> None:
+        self._told: dict[int, dict[str, bytes]] = {}
+        self._counted: set[tuple[int, str]] = set()
+        self._equal = self._other = 0
+
+    def told(self, peer: str, step: int, digest: bytes) -> None:
+        """A member has weights with this digest, with so many rounds in them."""
+        self._told.setdefault(step, {}).setdefault(peer, digest)
+        while len(self._told) > _NUM_KEPT:
+            del self._told[min(self._told)]
+
+    def forget_after(self, step: int) -> None:
+        """Rounds after this one are taken back."""
+        self._told = {number: told for number, told in self._told.items() if number <= step}
+
+    def digest(self, step: int, members: Collection[str]) -> bytes:
+        """The digest that more than half of these members have told of; empty while there is none."""
+        digests = [each for peer, each in self._told.get(step, {}).items() if peer in members]
+        return next((each for each in digests if 2 * digests.count(each) > len(members)), b"")
+
+    def apart(self, members: Collection[str]) -> list[tuple[int, str]]:
+        """Members that have other weights than most: each with the number of rounds in them, once."""
+        found = []
+        for step, told in self._told.items():
+            most = self.digest(step, members)
+            for peer, digest in told.items():
+                if not most or peer not in members or (step, peer) in self._counted:
+                    continue
+                self._counted.add((step, peer))
+                self._equal += digest == most
+                self._other += digest != most
+                if digest != most:
+                    found.append((step, peer))
+        self._counted = {each for each in self._counted if each[0] in self._told}
+        return found
+
+    def take(self) -> tuple[int, int]:
+        """How many had the weights that most have, and how many others, since the last call."""
+        found = self._equal, self._other
+        self._equal = self._other = 0
+        return found

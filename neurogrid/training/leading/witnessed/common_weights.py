@@ -1,0 +1,114 @@
+"""The weights that all members have when an epoch begins, as the leader has them: whole, and in pieces for others."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+import torch
+import trio
+from torch import Tensor
+
+from neurogrid.errors import CheckpointError
+from neurogrid.exception_groups import unwrap_errors
+from neurogrid.p2p.transfer import Transfers
+from neurogrid.training.data.blob_files import OfferedFiles, fetch_file
+from neurogrid.training.runs.outer_state import digest_of
+from neurogrid.training.runs.weight_pieces import check_pieces, read_piece, write_pieces
+
+__all__ = ["CommonWeights"]
+
+_PIECE_TIMEOUT: Final = 600.0
+_AT_ONCE: Final = 4
+
+
+class CommonWeights:
+    """Weights after a round.
+
+    Args:
+        weights: float32 [num_elements].
+        round_number: that they are of.
+        offered: files that members may fetch.
+        directory: for pieces.
+
+    Attributes:
+        common: as given; replaced where they are fetched.
+        round: that they are of.
+        names, blobs: of their pieces, in order; none before `offer`.
+        digest: of all.
+    """
+
+    def __init__(
+        self,
+        weights: Tensor,
+        round_number: int,
+        offered: OfferedFiles,
+        directory: Path,
+    ) -> None:
+        self.common, self.round = weights, round_number
+        self._offered, self._directory = offered, directory
+        self._files: list[Path] = []
+        self.names: tuple[str, ...] = ()
+        self.blobs: tuple[bytes, ...] = ()
+        self.digest = digest_of(weights)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """The vectors by name, for a checkpoint."""
+        return {"theta0": self.common.clone()}
+
+    async def offer(self) -> None:
+        """Let members fetch the pieces of these weights, and no others any more."""
+        self._withdraw()
+        folder = self._directory / f"round-{self.round}"
+        files = await trio.to_thread.run_sync(write_pieces, self.common, folder)
+        self._files = list(files.values())
+        blobs = [await self._offered.offer(path) for path in self._files]
+        self.names, self.blobs = tuple(files), tuple(blobs)
+
+    async def fetch(
+        self,
+        transfers: Transfers,
+        names: Sequence[str],
+        blobs: Sequence[bytes],
+        peers: Sequence[str],
+        *,
+        round_number: int,
+        digest: bytes,
+    ) -> None:
+        """Take over the weights that members have after a round, each piece from another of them first.
+
+        Raises:
+            CheckpointError: the pieces are not those weights. Nothing was taken over.
+            NeuroGridError: a piece is not to be had.
+        """
+        check_pieces(names, self.common.numel())
+        vector = torch.empty_like(self.common)
+        folder, limiter = self._directory / "fetched", trio.CapacityLimiter(_AT_ONCE)
+
+        async def fetch_one(number: int, name: str, blob_id: bytes) -> None:
+            turn = number % len(peers)
+            async with limiter:
+                path = folder / name
+                order = [*peers[turn:], *peers[:turn]]
+                try:
+                    await fetch_file(transfers, blob_id, order, path, timeout=_PIECE_TIMEOUT)
+                except trio.TooSlowError as exc:
+                    raise CheckpointError(f"piece {name} did not come in time") from exc
+                await trio.to_thread.run_sync(read_piece, name, path, vector)
+                path.unlink()
+
+        with unwrap_errors():
+            async with trio.open_nursery() as nursery:
+                for number, (name, blob_id) in enumerate(zip(names, blobs, strict=True)):
+                    nursery.start_soon(fetch_one, number, name, blob_id)
+        if await trio.to_thread.run_sync(digest_of, vector) != digest:
+            raise CheckpointError("the pieces together are not the weights that most members have")
+        self.common, self.round, self.digest = vector, round_number, digest
+        await self.offer()
+
+    def _withdraw(self) -> None:
+        for path in self._files:
+            self._offered.withdraw(path)
+            path.unlink(missing_ok=True)
+        self._files, self.names, self.blobs = [], (), ()

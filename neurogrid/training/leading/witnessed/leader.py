@@ -1,0 +1,591 @@
+"""The leader of a witnessed run: it hears its members, has the machine go on, and keeps what an epoch has come to.
+
+    what members say -> events -> machine -> journal -> an Epoch, which all are told
+
+It computes nothing of a round itself. When an epoch is over, it takes the weights over from members of which more than
+half have the same, in pieces, and makes a checkpoint of them; with these the next epoch begins. Weights that nobody has
+any more are lost: the run goes on from the last checkpoint then.
+
+Source: protocol_spec/training/witnessed.md.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+import trio
+from cryptography.exceptions import InvalidSignature
+
+from neurogrid.errors import ConfigurationError, NeuroGridError, RemoteProtocolError
+from neurogrid.exception_groups import unwrap_errors
+from neurogrid.node.roles import Table, authorise
+from neurogrid.p2p.exchange.exchange import Exchange
+from neurogrid.p2p.hosts.host import Host
+from neurogrid.p2p.hosts.identity import signing_key
+from neurogrid.p2p.streams.message_forms import sender_of
+from neurogrid.p2p.transfer import Transfers
+from neurogrid.p2p.trust import WORKER
+from neurogrid.p2p.wire import MessageType, TensorMessage
+from neurogrid.training.leading.chains.members import ChainMembers, ChainWorker
+from neurogrid.training.leading.changes import WantedChanges
+from neurogrid.training.leading.facts import RunFacts
+from neurogrid.training.leading.hiring import HEARTBEAT
+from neurogrid.training.leading.keeper import Keeper
+from neurogrid.training.leading.look import LeaderLook
+from neurogrid.training.leading.settings import LeaderProgress
+from neurogrid.training.leading.sources import Sources
+from neurogrid.training.leading.waiting import watch_members
+from neurogrid.training.leading.witnessed.agreement import WeightAgreement
+from neurogrid.training.leading.witnessed.common_weights import CommonWeights
+from neurogrid.training.leading.witnessed.epoch_messages import epoch_message
+from neurogrid.training.runs.changes import run_at
+from neurogrid.training.runs.state import Occupant, Phase
+from neurogrid.training.runs.witnessed_machine import WitnessedMachine
+from neurogrid.training.wire.runs import (
+    Epoch,
+    EpochReport,
+    RoundCommitment,
+    RoundHealth,
+    RoundProof,
+    RunMessage,
+)
+from neurogrid.training.witnessed import (
+    Checkpointed,
+    Commitment,
+    Committed,
+    EpochPhase,
+    Event,
+    Gone,
+    Health,
+    Joined,
+    Left,
+    Pause,
+    Resume,
+    Stop,
+    Unhealthy,
+    Warm,
+    Witnessed,
+    WitnessProof,
+    due,
+)
+
+__all__ = ["WITNESSED_LEADER_TAKES", "EpochLostError", "WitnessedLeader"]
+
+logger = logging.getLogger(__name__)
+
+_WORKERS: Final = frozenset({WORKER})
+
+WITNESSED_LEADER_TAKES: Final[Table] = {
+    RunMessage.REPORT: _WORKERS,
+    RunMessage.EPOCH_REPORT: _WORKERS,
+    RunMessage.COMMITMENT: _WORKERS,
+    RunMessage.WITNESS: _WORKERS,
+    RunMessage.HEALTH: _WORKERS,
+    RunMessage.HOLD: _WORKERS,
+    MessageType.TRANSFER_REQUEST: _WORKERS,
+    MessageType.TRANSFER_OFFER: _WORKERS,
+    MessageType.WEIGHTS: _WORKERS,
+}
+"""The roles that the leader of a witnessed run takes each message from."""
+
+# Events that wait for the next tick: a round has two for each member, and what comes again counts for nothing.
+_MAX_EVENTS: Final = 2048
+_DRAW_BYTES: Final = 32
+_HOURS_LOOK: Final = 10.0
+# Seconds for which the weights of an epoch are waited for at its end, at least, whatever the run file says.
+_LEAST_COOLDOWN: Final = 10.0
+_GOODBYE: Final = 5.0
+# Seconds between two Epochs, where something changes all the time.
+_SMALLEST_PAUSE: Final = 0.02
+# Times in which witnesses have nothing of a member, before it is not asked again.
+_MAX_DROPPED: Final = 3
+
+
+class EpochLostError(NeuroGridError):
+    """Nobody has the weights of an epoch any more: the run goes on from its last checkpoint."""
+
+
+class WitnessedLeader:
+    """Leads a witnessed run with the members of a host's cluster. Keep `run` running; it returns when it is over.
+
+    Args:
+        host: this peer's.
+        exchange: of runs, on it.
+        transfers: of that.
+        facts: what members are told.
+        machine: what decides.
+        weights: at the beginning of the epoch.
+        keeper: what is kept on disk.
+        sources: nodes that have the data.
+        changes: that somebody wants.
+        progress: is told what people may want to see.
+        pause: a file: while it is there, the run is paused.
+        total_steps: of the schedule that members go by.
+        wait: seconds that members are waited for.
+
+    Attributes:
+        kept_round: the round whose weights are a checkpoint, or are becoming one.
+    """
+
+    def __init__(
+        self,
+        host: Host,
+        exchange: Exchange,
+        transfers: Transfers,
+        facts: RunFacts,
+        machine: WitnessedMachine,
+        weights: CommonWeights,
+        keeper: Keeper,
+        sources: Sources,
+        changes: WantedChanges,
+        progress: LeaderProgress,
+        pause: Path,
+        *,
+        total_steps: int,
+        wait: float,
+        clock: Callable[[], float],
+    ) -> None:
+        self._host, self._exchange, self._transfers = host, exchange, transfers
+        self._facts, self._machine, self._weights = facts, machine, weights
+        self._keeper, self._sources, self._changes = keeper, sources, changes
+        self._progress, self._pause, self._wait, self._clock = progress, pause, wait, clock
+        self._members = ChainMembers(
+            host,
+            exchange,
+            facts,
+            progress,
+            total_steps=total_steps,
+            on_no_memory=lambda worker: None,
+        )
+        self._reports: dict[str, EpochReport] = {}
+        self._events: list[Event] = []
+        self._agreement = WeightAgreement()
+        self._is_fetching = False
+        self._num_messages = 0
+        self._num_dropped: dict[str, int] = {}
+        self._said: set[tuple[str, str]] = set()
+        authorise(exchange, WITNESSED_LEADER_TAKES)
+        for code, handler in (
+            (RunMessage.EPOCH_REPORT, self._on_report),
+            (RunMessage.COMMITMENT, self._on_commitment),
+            (RunMessage.WITNESS, self._on_witness),
+            (RunMessage.HEALTH, self._on_health),
+        ):
+            exchange.on_message(code, handler)
+
+    def look(self) -> LeaderLook:
+        """How the run stands at this moment, for whoever shows it."""
+        return LeaderLook(
+            peer_id=self._host.peer_id,
+            state=self._machine.state,
+            rules=self._machine.rules,
+            peers=self._members.looks(),
+            seconds=self._keeper.seconds,
+            num_parameters=self._facts.num_parameters,
+            applied=self._weights.round,
+            digest=self._weights.digest,
+            waits=self._waits(),
+        )
+
+    def _waits(self) -> str:
+        """What is waited for before rounds are made; empty where they are."""
+        state = self._machine.epoch
+        if state.phase is EpochPhase.PAUSED:
+            return "the run is paused: neurogrid train change DIR --go-on goes on with it"
+        if state.phase is EpochPhase.WARMUP:
+            cold = [
+                m for m in state.members if m.health is Health.HEALTHY and m.seat not in state.ready
+            ]
+            names = ", ".join(self._members.called(each.peer) for each in cold)
+            return f"waits until members have the weights: {names}"
+        if state.phase is EpochPhase.COOLDOWN:
+            return f"waits for the weights after round {state.made}"
+        return ""
+
+    # The run
+
+    async def run(self) -> None:
+        """Lead the run to its end.
+
+        Raises:
+            EpochLostError: nobody has the weights any more: begin again from the last checkpoint.
+            NeuroGridError: it cannot go on; says why.
+        """
+        with unwrap_errors():
+            async with trio.open_nursery() as nursery:
+                await self._sources.wait(self._wait)
+                await self._weights.offer()
+                nursery.start_soon(self._members.run)
+                nursery.start_soon(self._tell_epochs)
+                nursery.start_soon(self._watch_hours)
+                nursery.start_soon(
+                    partial(
+                        watch_members,
+                        self._machine,
+                        self._progress,
+                        self._members.refusals,
+                        wait=self._wait,
+                    )
+                )
+                while not self._is_over:
+                    await self._step(nursery)
+                self._sources.end()
+                await self._say_goodbye()
+                nursery.cancel_scope.cancel()
+
+    @property
+    def _is_over(self) -> bool:
+        epoch = self._machine.epoch
+        return epoch.phase is EpochPhase.FINISHED and self._weights.round == epoch.made
+
+    async def _step(self, nursery: trio.Nursery) -> None:
+        """Take in what has happened, and wait for more."""
+        changed = self._members.changed.next
+        if self._changes.take():
+            self._keeper.write(self._machine.drain())
+        self._look_after_members()
+        self._look_at_pause()
+        if not self._is_fetching:
+            self._check_weights()
+            while self._tick(nursery):
+                pass
+        now, until = self._clock(), due(self._machine.epoch_rules, self._machine.epoch)
+        pause = HEARTBEAT if until is None else min(max(until - now, 0.02), HEARTBEAT)
+        with trio.move_on_after(pause):
+            await changed.wait()
+
+    def _tick(self, nursery: trio.Nursery) -> bool:
+        """Have the machine go on; whether something has changed."""
+        before, events = self._machine.epoch, self._events[:_MAX_EVENTS]
+        del self._events[:_MAX_EVENTS]
+        self._hear_losses()
+        rounds, seats = self._machine.state.round, dict(self._machine.state.seats)
+        names = {each.peer: self._members.called(each.peer) for each in before.members}
+        names |= {peer: self._members.called(peer) for peer, _ in before.pending}
+        draw = secrets.token_bytes(_DRAW_BYTES)
+        if not self._machine.tick(self._clock(), events, draw, names):
+            return False
+        if self._machine.state.round > rounds:
+            self._keeper.figures.decided(self._machine.state)
+        self._keeper.write(self._machine.drain())
+        after = self._machine.epoch
+        for number in seats.keys() - self._machine.state.seats.keys():
+            self._note_lost(number, seats[number].peer, seats[number].name, before.members)
+        if after.going is EpochPhase.COOLDOWN and before.going is not EpochPhase.COOLDOWN:
+            self._say_end()
+            self._is_fetching = True
+            nursery.start_soon(self._keep_epoch)
+        elif after.made > before.made:
+            self._keeper.noted(after.made, self._agreement.take())
+        if after.going is EpochPhase.WARMUP and before.going is not EpochPhase.WARMUP:
+            self._progress.say(
+                f"epoch {after.epoch + 1} begins with {len(after.healthy)} members, after round {after.made}"
+            )
+        self._members.changed.set()
+        return True
+
+    def _say_end(self) -> None:
+        epoch = self._machine.epoch
+        why = {
+            "members": "there are too few members",
+            "quorum": "too few witnesses have said what they have",
+            "nothing_agreed": "witnesses have agreed on nothing",
+        }.get(str(epoch.ended), "")
+        if why:
+            self._progress.warn(f"the epoch ends after round {epoch.made}: {why}")
+
+    def _note_lost(self, seat: int, peer: str, name: str, before: Sequence[object]) -> None:
+        """Somebody has no seat any more: say so, and ask it no more where witnesses never have anything of it."""
+        self._progress.warn(f"{name or f'member {seat}'} is out of the epoch: the others go on")
+        report = self._reports.get(peer)
+        epoch = self._machine.epoch
+        member = next((each for each in epoch.members if each.seat == seat), None)
+        worker = self._members.get(peer)
+        if member is not None and member.health is Health.EJECTED:
+            worker.num_failures = 10**6
+            worker.refusal = "it has said two things of one round"
+        elif self._is_here(peer, worker) and report is not None:
+            self._num_dropped[peer] = self._num_dropped.get(peer, 0) + 1
+            if self._num_dropped[peer] >= _MAX_DROPPED:
+                worker.num_failures = 10**6
+                worker.refusal = f"witnesses had nothing of it in {_MAX_DROPPED} epochs"
+                self._progress.warn(
+                    f"{self._members.called(peer)} takes part no more: {worker.refusal}"
+                )
+
+    def _check_weights(self) -> None:
+        """Raises EpochLostError where the weights of the last epoch are nobody's any more."""
+        epoch = self._machine.epoch
+        is_between = epoch.going in (EpochPhase.WAITING_FOR_MEMBERS, EpochPhase.FINISHED)
+        if is_between and self._weights.round != epoch.made:
+            raise EpochLostError(
+                f"nobody has the weights after round {epoch.made}: the run goes on from round {self._weights.round}"
+            )
+
+    # Members
+
+    def _is_here(self, peer: str, worker: ChainWorker) -> bool:
+        return (
+            worker.is_started
+            and self._host.is_connected(peer)
+            and not self._members.is_silent(worker)
+        )
+
+    def _look_after_members(self) -> None:
+        """Make events of who has come, and who is gone."""
+        epoch = self._machine.epoch
+        pending = dict(epoch.pending)
+        for member in epoch.members:
+            if member.health is not Health.HEALTHY:
+                continue
+            report = self._reports.get(member.peer)
+            is_other = report is not None and report.incarnation != member.incarnation
+            if is_other or not self._is_here(member.peer, self._members.get(member.peer)):
+                self._add(Left(member.seat, Health.DROPPED))
+            elif report is not None:
+                self._hear_report(member.seat, report)
+        for peer, incarnation in epoch.pending:
+            report = self._reports.get(peer)
+            is_other = report is None or report.incarnation != incarnation
+            if is_other or not self._is_here(peer, self._members.get(peer)):
+                self._add(Gone(peer, incarnation))
+        healthy = {m.peer: m.incarnation for m in epoch.members if m.health is Health.HEALTHY}
+        for peer, report in self._reports.items():
+            is_known = report.incarnation in (healthy.get(peer), pending.get(peer))
+            if is_known or report.state != "waiting" or peer in epoch.barred:
+                continue
+            # One that is no member any more says that it waits before it can be one again.
+            if self._is_here(peer, self._members.get(peer)):
+                self._add(Joined(peer, report.incarnation))
+        members = [m.peer for m in epoch.members if m.health is Health.HEALTHY]
+        for step, peer in self._agreement.apart(members):
+            self._progress.warn(
+                f"{self._members.called(peer)} has other weights than most members after round {step}: are its "
+                "versions and its machine the same?"
+            )
+            for member in epoch.members:
+                if member.peer == peer and member.health is Health.HEALTHY:
+                    self._add(Left(member.seat, Health.DROPPED))
+
+    def _hear_report(self, seat: int, report: EpochReport) -> None:
+        """A member of the epoch tells how it stands."""
+        epoch = self._machine.epoch
+        has_these = (report.step, report.digest) == (self._weights.round, self._weights.digest)
+        if epoch.going is EpochPhase.WARMUP and seat not in epoch.ready:
+            if report.state == "warm" and has_these and report.has_weights:
+                self._add(Warm(seat, epoch.epoch))
+        elif epoch.going is EpochPhase.COOLDOWN and seat not in epoch.checkpointed:
+            if report.state == "kept" and has_these and self._weights.round == epoch.made:
+                self._add(Checkpointed(seat, epoch.epoch))
+
+    def _hear_losses(self) -> None:
+        figures = self._keeper.figures
+        occupants = set()
+        for seat in self._machine.state.occupied():
+            assert seat.occupant is not None
+            report = self._members.get(seat.occupant.peer).report
+            occupants.add(seat.occupant)
+            if report is not None and report.incarnation == seat.occupant.incarnation:
+                figures.heard(
+                    Occupant(seat.occupant.peer, report.incarnation),
+                    report.loss_sum,
+                    report.num_tokens,
+                )
+        figures.keep(occupants)
+
+    def _add(self, event: Event) -> None:
+        if len(self._events) < 2 * _MAX_EVENTS and event not in self._events:
+            self._events.append(event)
+
+    # What members say
+
+    def _on_report(self, message: TensorMessage) -> None:
+        report, peer = EpochReport.decode(message.data), sender_of(message)
+        if report.run != self._facts.run_id:
+            return
+        before = self._reports.get(peer)
+        if before is not None and report.incarnation < before.incarnation:
+            return
+        self._reports[peer] = report
+        if report.digest and report.has_weights:
+            self._agreement.told(peer, report.step, report.digest)
+        self._members.heard(message)
+        self._members.changed.set()
+
+    def _on_commitment(self, message: TensorMessage) -> None:
+        said, peer = RoundCommitment.decode(message.data), sender_of(message)
+        self._members.heard(message)
+        if not self._is_of_round(said):
+            return
+        commitment = Commitment(
+            said.seat, said.epoch, said.round, said.first_batch, said.num_batches, said.result
+        )
+        signed = commitment.signed_bytes(self._facts.run_id)
+        self._check(said.seat, said.signature, signed, peer, "a commitment")
+        if commitment not in self._machine.epoch.commitments:
+            self._add(Committed(commitment, said.signature))
+            self._members.changed.set()
+
+    def _on_witness(self, message: TensorMessage) -> None:
+        said, peer = RoundProof.decode(message.data), sender_of(message)
+        self._members.heard(message)
+        if not self._is_of_round(said):
+            return
+        proof = WitnessProof(
+            said.seat, said.epoch, said.round, said.participants, said.results, said.root
+        )
+        signed = proof.signed_bytes(self._facts.run_id)
+        self._check(said.seat, said.signature, signed, peer, "what a witness has")
+        if all(each.seat != said.seat for each in self._machine.epoch.proofs):
+            self._add(Witnessed(proof, said.signature))
+            self._members.changed.set()
+
+    def _on_health(self, message: TensorMessage) -> None:
+        said, peer = RoundHealth.decode(message.data), sender_of(message)
+        self._members.heard(message)
+        member = self._machine.epoch.member(said.seat)
+        if said.run == self._facts.run_id and member is not None and member.peer == peer:
+            self._add(Unhealthy(said.seat, said.seats[:128], said.epoch, said.round))
+
+    def _is_of_round(self, said: RoundCommitment | RoundProof) -> bool:
+        epoch = self._machine.epoch
+        of_round = (said.epoch, said.round) == (epoch.epoch, epoch.round)
+        return said.run == self._facts.run_id and epoch.has_round and of_round
+
+    def _check(self, seat: int, signature: bytes, data: bytes, peer: str, what: str) -> None:
+        """Raises RemoteProtocolError where something is not signed by the member on a seat."""
+        member = self._machine.epoch.member(seat)
+        try:
+            if member is None:
+                raise RemoteProtocolError(f"{what} of seat {seat}, where nobody sits")
+            signing_key(member.peer).verify(signature, data)
+        except (InvalidSignature, ConfigurationError, RemoteProtocolError) as exc:
+            text = f"{self._members.called(peer)} sends {what} that is not signed by seat {seat}"
+            if (peer, what) not in self._said:
+                self._said.add((peer, what))
+                self._progress.warn(f"{text}: it is refused")
+            raise RemoteProtocolError(text) from exc
+
+    # Weights
+
+    async def _keep_epoch(self) -> None:
+        """Take the weights of an epoch over, and make a checkpoint of them."""
+        try:
+            epoch = self._machine.epoch
+            if self._weights.round == epoch.made:
+                return
+            cooldown = max(self._machine.epoch_rules.cooldown, _LEAST_COOLDOWN)
+            with trio.move_on_after(cooldown):
+                while not await self._fetch_weights(epoch.made):
+                    changed = self._members.changed.next
+                    with trio.move_on_after(HEARTBEAT):
+                        await changed.wait()
+            if self._weights.round == epoch.made:
+                await self._keeper.wait_room()
+                self._keeper.applied(self._weights, self._machine.state, (), self._agreement.take())
+        finally:
+            self._is_fetching = False
+            self._members.changed.set()
+
+    async def _fetch_weights(self, step: int) -> bool:
+        """Fetch the weights that most members have after a round; whether they are here."""
+        epoch = self._machine.epoch
+        members = [m.peer for m in epoch.members if m.health is Health.HEALTHY]
+        here = [peer for peer in members if self._is_here(peer, self._members.get(peer))]
+        digest = self._agreement.digest(step, members) or self._agreement.digest(step, here)
+        reports = {peer: self._reports[peer] for peer in here if peer in self._reports}
+        providers = [
+            peer
+            for peer, report in reports.items()
+            if digest and report.names and (report.step, report.digest) == (step, digest)
+        ]
+        if not providers:
+            return False
+        first = reports[providers[0]]
+        same = [peer for peer in providers if reports[peer].blobs == first.blobs]
+        try:
+            await self._weights.fetch(
+                self._transfers, first.names, first.blobs, same, round_number=step, digest=digest
+            )
+        except NeuroGridError as exc:
+            self._progress.warn(f"the weights after round {step} did not come: {exc}; asking again")
+            await trio.sleep(HEARTBEAT)
+            return False
+        return True
+
+    # What members are told
+
+    async def _tell_epochs(self) -> None:
+        last, told_at = None, -math.inf
+        while True:
+            changed = self._members.changed.next
+            told = self._message()
+            # Also to those that have come since: that is all that a heartbeat is for.
+            what = replace(told, number=1, left=0.0), frozenset(self._reports)
+            if what != last or trio.current_time() - told_at >= HEARTBEAT:
+                last, told_at = what, trio.current_time()
+                data = told.encode()
+                async with trio.open_nursery() as nursery:
+                    for peer in self._reports:
+                        if self._is_here(peer, self._members.get(peer)):
+                            nursery.start_soon(self._members.tell, peer, RunMessage.EPOCH, data)
+            await trio.sleep(_SMALLEST_PAUSE)
+            with trio.move_on_after(HEARTBEAT):
+                await changed.wait()
+
+    def _message(self) -> Epoch:
+        # It rises also after a restart.
+        self._num_messages = max(self._num_messages + 1, time.time_ns() // 1000)
+        until = due(self._machine.epoch_rules, self._machine.epoch)
+        return epoch_message(
+            self._facts.run_id,
+            self._num_messages,
+            self._machine,
+            self._weights,
+            self._addresses_of,
+            self._sources.addresses,
+            0.0 if until is None else until - self._clock(),
+        )
+
+    def _addresses_of(self, peer: str) -> Sequence[str]:
+        report = self._members.get(peer).report
+        return report.group_addresses if report is not None else ()
+
+    async def _say_goodbye(self) -> None:
+        with trio.move_on_after(_GOODBYE):
+            data = self._message().encode()
+            for peer in self._reports:
+                if self._is_here(peer, self._members.get(peer)):
+                    await self._members.tell(peer, RunMessage.EPOCH, data)
+        await self._members.dismiss_all(self._machine.state.reason or "the run is over")
+
+    # What people want
+
+    def _look_at_pause(self) -> None:
+        is_wanted, epoch = self._pause.exists(), self._machine.epoch
+        is_paused = epoch.phase is EpochPhase.PAUSED
+        if is_wanted and not is_paused and not epoch.reason and not self._is_fetching:
+            self._progress.say("the run is paused")
+            self._add(Pause())
+        elif is_paused and not is_wanted:
+            self._progress.say("the run goes on")
+            self._add(Resume())
+
+    async def _watch_hours(self) -> None:
+        while True:
+            state = self._machine.state
+            hours = run_at(self._facts.run_file, state.changes, state.round + 1).stop.hours
+            left = math.inf if hours is None else 3600 * hours - self._keeper.seconds
+            if left <= 0 and state.phase in (Phase.WAITING, Phase.TRAINING):
+                self._add(Stop(f"{hours:g} hours are over"))
+                self._members.changed.set()
+                return
+            await trio.sleep(min(max(left, 1.0), _HOURS_LOOK))
