@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import mmap
 import os
 from collections.abc import Sequence
@@ -10,6 +11,7 @@ from typing import Final
 
 import trio
 
+from neurogrid.errors import PeerRefusedError, ResponseTimeout, TransportError
 from neurogrid.p2p.transfer import (
     BlobInfo,
     BlobSource,
@@ -19,9 +21,13 @@ from neurogrid.p2p.transfer import (
     Transfers,
 )
 
-__all__ = ["PIECE_LIMITS", "OfferedFiles", "fetch_file"]
+__all__ = ["PIECE_LIMITS", "OfferedFiles", "fetch_file", "fetch_file_patiently"]
+
+logger = logging.getLogger(__name__)
 
 _GIB: Final = 1024**3
+# Seconds until those that did not give a blob are asked again.
+_PAUSE: Final = 0.3
 
 PIECE_LIMITS: Final = TransferLimits(max_bytes_per_peer=64 * _GIB, max_bytes=256 * _GIB)
 """Of files that go to disk: weights of a layer with their optimiser's state, and embeddings of a large vocabulary in
@@ -78,3 +84,25 @@ async def fetch_file(
     else:
         os.replace(blob.path, path)
     return fetched.peer_id
+
+
+async def fetch_file_patiently(
+    transfers: Transfers, blob_id: bytes, peers: Sequence[str], path: Path, *, timeout: float
+) -> str:
+    """The same, and again while those that have it are busy or were lost on the way, for so many seconds.
+
+    Raises:
+        TransportError, PeerRefusedError: nobody gave it in time; the last that went wrong.
+    """
+    until = trio.current_time() + timeout
+    while True:
+        left = until - trio.current_time()
+        try:
+            return await fetch_file(transfers, blob_id, peers, path, timeout=max(left, 1.0))
+        except (TransportError, PeerRefusedError) as exc:
+            if left <= _PAUSE:
+                raise
+            logger.debug("%s is asked for again: %s", path.name, exc)
+            await trio.sleep(_PAUSE)
+        except trio.TooSlowError as exc:
+            raise ResponseTimeout(f"{path.name} did not come within {timeout:g} s") from exc

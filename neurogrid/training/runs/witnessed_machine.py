@@ -137,14 +137,14 @@ class WitnessedMachine(RunMachine):
         now: float,
         events: Sequence[Event],
         draw: bytes,
-        names: Mapping[str, str],
+        name_of: Callable[[str], str],
     ) -> bool:
         """Go on by what has happened, and by one arrow if it is time for one; whether something has changed.
 
         Args:
             now: seconds, of the leader's clock.
             draw: 32 bytes by chance.
-            names: what people call the machines of peers.
+            name_of: what people call the machine of a peer.
         """
         before, told = self.epoch, list(events)
         after, batches = self._next(now, told, draw)
@@ -154,7 +154,7 @@ class WitnessedMachine(RunMachine):
         self._entries.append(
             EpochEntry(now, draw, batches, tuple(map(event_json, told)), after.digest())
         )
-        self._seat(after, names)
+        self._seat(after, name_of)
         is_over = before.has_round and (before.seed, before.epoch) != (after.seed, after.epoch)
         if is_over or (before.has_round and not after.has_round):
             self._close(after)
@@ -221,11 +221,11 @@ class WitnessedMachine(RunMachine):
         most = self.rules.max_rounds
         return f"{after.made} rounds were made" if most is not None and after.made >= most else ""
 
-    def _seat(self, after: EpochState, names: Mapping[str, str]) -> None:
+    def _seat(self, after: EpochState, name_of: Callable[[str], str]) -> None:
         """Members take seats."""
         for member in after.members:
             if member.seat not in self.state.seats and member.health is Health.HEALTHY:
-                name = names.get(member.peer, "")
+                name = name_of(member.peer)
                 self._note(JoinedEntry(member.seat, member.peer, member.incarnation, name))
 
     def _unseat(self, after: EpochState) -> None:

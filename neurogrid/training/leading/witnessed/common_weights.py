@@ -13,14 +13,13 @@ from torch import Tensor
 from neurogrid.errors import CheckpointError
 from neurogrid.exception_groups import unwrap_errors
 from neurogrid.p2p.transfer import Transfers
-from neurogrid.training.data.blob_files import OfferedFiles, fetch_file
+from neurogrid.training.data.blob_files import OfferedFiles, fetch_file_patiently
 from neurogrid.training.runs.outer_state import digest_of
 from neurogrid.training.runs.weight_pieces import check_pieces, read_piece, write_pieces
 
 __all__ = ["CommonWeights"]
 
-_PIECE_TIMEOUT: Final = 600.0
-_AT_ONCE: Final = 4
+_AT_ONCE: Final = 2
 
 
 class CommonWeights:
@@ -75,8 +74,12 @@ class CommonWeights:
         *,
         round_number: int,
         digest: bytes,
+        timeout: float,
     ) -> None:
         """Take over the weights that members have after a round, each piece from another of them first.
+
+        Args:
+            timeout: seconds for each piece.
 
         Raises:
             CheckpointError: the pieces are not those weights. Nothing was taken over.
@@ -91,10 +94,7 @@ class CommonWeights:
             async with limiter:
                 path = folder / name
                 order = [*peers[turn:], *peers[:turn]]
-                try:
-                    await fetch_file(transfers, blob_id, order, path, timeout=_PIECE_TIMEOUT)
-                except trio.TooSlowError as exc:
-                    raise CheckpointError(f"piece {name} did not come in time") from exc
+                await fetch_file_patiently(transfers, blob_id, order, path, timeout=timeout)
                 await trio.to_thread.run_sync(read_piece, name, path, vector)
                 path.unlink()
 

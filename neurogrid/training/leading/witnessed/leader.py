@@ -268,10 +268,8 @@ class WitnessedLeader:
         del self._events[:_MAX_EVENTS]
         self._hear_losses()
         rounds, seats = self._machine.state.round, dict(self._machine.state.seats)
-        names = {each.peer: self._members.called(each.peer) for each in before.members}
-        names |= {peer: self._members.called(peer) for peer, _ in before.pending}
         draw = secrets.token_bytes(_DRAW_BYTES)
-        if not self._machine.tick(self._clock(), events, draw, names):
+        if not self._machine.tick(self._clock(), events, draw, self._name_of):
             return False
         if self._machine.state.round > rounds:
             self._keeper.figures.decided(self._machine.state)
@@ -291,6 +289,9 @@ class WitnessedLeader:
             )
         self._members.changed.set()
         return True
+
+    def _name_of(self, peer: str) -> str:
+        return self._members.get(peer).name
 
     def _say_end(self) -> None:
         epoch = self._machine.epoch
@@ -482,8 +483,7 @@ class WitnessedLeader:
             epoch = self._machine.epoch
             if self._weights.round == epoch.made:
                 return
-            cooldown = max(self._machine.epoch_rules.cooldown, _LEAST_COOLDOWN)
-            with trio.move_on_after(cooldown):
+            with trio.move_on_after(self._cooldown):
                 while not await self._fetch_weights(epoch.made):
                     changed = self._members.changed.next
                     with trio.move_on_after(HEARTBEAT):
@@ -494,6 +494,10 @@ class WitnessedLeader:
         finally:
             self._is_fetching = False
             self._members.changed.set()
+
+    @property
+    def _cooldown(self) -> float:
+        return max(self._machine.epoch_rules.cooldown, _LEAST_COOLDOWN)
 
     async def _fetch_weights(self, step: int) -> bool:
         """Fetch the weights that most members have after a round; whether they are here."""
@@ -513,7 +517,13 @@ class WitnessedLeader:
         same = [peer for peer in providers if reports[peer].blobs == first.blobs]
         try:
             await self._weights.fetch(
-                self._transfers, first.names, first.blobs, same, round_number=step, digest=digest
+                self._transfers,
+                first.names,
+                first.blobs,
+                same,
+                round_number=step,
+                digest=digest,
+                timeout=self._cooldown,
             )
         except NeuroGridError as exc:
             self._progress.warn(f"the weights after round {step} did not come: {exc}; asking again")

@@ -14,7 +14,7 @@ from torch import Tensor
 from neurogrid.errors import CheckpointError
 from neurogrid.exception_groups import unwrap_errors
 from neurogrid.training.averaging.parts import Layout
-from neurogrid.training.data.blob_files import fetch_file
+from neurogrid.training.data.blob_files import fetch_file_patiently
 from neurogrid.training.members.member_blobs import MemberBlobs
 from neurogrid.training.optimizers.distro import Coefficients, Distro
 from neurogrid.training.runs.outer_state import digest_of
@@ -25,9 +25,8 @@ __all__ = ["OwnWeights"]
 
 logger = logging.getLogger(__name__)
 
-_PIECE_TIMEOUT: Final = 600.0
 # Pieces that are fetched at once.
-_AT_ONCE: Final = 4
+_AT_ONCE: Final = 2
 
 
 class OwnWeights:
@@ -144,6 +143,7 @@ class OwnWeights:
         step: int,
         digest: bytes,
         first: int,
+        timeout: float,
     ) -> dict[str, int]:
         """Take over weights in pieces, and offer these to others as they come.
 
@@ -152,6 +152,7 @@ class OwnWeights:
             leader: its peer id, which is asked last.
             step, digest: of the weights.
             first: which provider the first piece is asked of.
+            timeout: seconds for each piece.
 
         Returns:
             How many pieces came from whom.
@@ -172,12 +173,9 @@ class OwnWeights:
                 turn = (first + number) % len(providers) if providers else 0
                 peers = [*providers[turn:], *providers[:turn], leader]
                 path = folder / name
-                try:
-                    peer = await fetch_file(
-                        self._blobs.transfers, blob_id, peers, path, timeout=_PIECE_TIMEOUT
-                    )
-                except trio.TooSlowError as exc:
-                    raise CheckpointError(f"piece {name} did not come in time") from exc
+                peer = await fetch_file_patiently(
+                    self._blobs.transfers, blob_id, peers, path, timeout=timeout
+                )
                 came[peer] = came.get(peer, 0) + 1
                 await trio.to_thread.run_sync(read_piece, name, path, vector)
                 await self._blobs.offered.offer(path)

@@ -12,6 +12,7 @@ Source: protocol_spec/training/witnessed.md.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -334,21 +335,21 @@ class RoundExchange:
 
     async def _bear_witness(self) -> None:
         """Say what is here, where this member is a witness: when all is, or the leader waits no more."""
+        sent_at = -math.inf
         while True:
-            changed = self._changed.next
-            pause = _HEARTBEAT
+            changed, pause = self._changed.next, _HEARTBEAT
             round_ = self._rounds[-1] if self._rounds else None
             if round_ is not None and (seat := self._seat_as_witness(round_)) is not None:
-                pause = self._until_witness(round_)
-                if round_.proof is None and pause <= 0:
-                    round_.proof = self._proof(round_, seat)
-                if round_.proof is not None:
-                    data = round_.proof.encode()
+                now = trio.current_time()
+                if round_.proof is None and (pause := self._until_witness(round_)) <= 0:
+                    round_.proof, sent_at = self._proof(round_, seat), -math.inf
+                if round_.proof is not None and now - sent_at >= _HEARTBEAT:
+                    sent_at, data = now, round_.proof.encode()
                     with suppress(TransportError):
                         await self._exchange.send(
                             self._leader, TensorMessage(RunMessage.WITNESS, data=data)
                         )
-                    await trio.sleep(_RETRY)
+                if round_.proof is not None:
                     pause = _HEARTBEAT
             with trio.move_on_after(min(max(pause, 0.05), _HEARTBEAT)):
                 await changed.wait()

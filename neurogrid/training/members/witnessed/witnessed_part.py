@@ -412,6 +412,7 @@ class _Member:
                     step=told.pieces_step,
                     digest=told.pieces_digest,
                     first=own.seat,
+                    timeout=part._run_file.epochs.warmup,
                 )
             except CheckpointError:
                 raise
