@@ -226,7 +226,8 @@ class _Books:
     def take(self, entry: Entry) -> None:
         """Go on by one entry."""
         state = self.state
-        if state.has_ended and not isinstance(entry, LeftEntry | CheckpointEntry | ResumedEntry):
+        later = LeftEntry | CheckpointEntry | ResumedEntry | EpochEntry
+        if state.has_ended and not isinstance(entry, later):
             self._wrong(f"{entry.kind} comes after the end of the run")
         if isinstance(entry, JoinedEntry):
             self._join(entry)

@@ -12,7 +12,8 @@ Source: protocol_spec/training/witnessed.md.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -42,7 +43,14 @@ from neurogrid.training.witnessed import (
     tick,
 )
 
-__all__ = ["WitnessedMachine", "begun_epochs", "epoch_rules", "fold_epochs", "resumed_epochs"]
+__all__ = [
+    "WitnessedMachine",
+    "begun_epochs",
+    "epoch_rules",
+    "epochs_of",
+    "fold_epochs",
+    "resumed_epochs",
+]
 
 _WHY: Final = {
     Health.DROPPED: "it was lost, or witnesses had nothing of it",
@@ -83,8 +91,8 @@ def resumed_epochs(state: EpochState, round_number: int) -> EpochState:
     )
 
 
-def fold_epochs(rules: EpochRules, entries: Iterable[Entry]) -> EpochState:
-    """The state that the entries of a journal come to.
+def epochs_of(rules: EpochRules, entries: Iterable[Entry]) -> Iterator[EpochState]:
+    """The states that the entries of a journal come to, one after the other.
 
     Raises:
         ConfigurationError: an entry says of a state that it follows, and it does not.
@@ -104,7 +112,14 @@ def fold_epochs(rules: EpochRules, entries: Iterable[Entry]) -> EpochState:
                 raise ConfigurationError(
                     f"what happened in epoch {state.epoch} gives another state than the journal says"
                 )
-    return state
+        else:
+            continue
+        yield state
+
+
+def fold_epochs(rules: EpochRules, entries: Iterable[Entry]) -> EpochState:
+    """The last of them; that of the beginning where nothing has happened."""
+    return deque((begun_epochs(), *epochs_of(rules, entries)), maxlen=1).pop()
 
 
 class WitnessedMachine(RunMachine):

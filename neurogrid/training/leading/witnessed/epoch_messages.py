@@ -20,6 +20,7 @@ def epoch_message(
     machine: WitnessedMachine,
     weights: CommonWeights,
     addresses_of: Callable[[str], Sequence[str]],
+    offers: Callable[[str], bool],
     sources: Sequence[str],
     left: float,
 ) -> Epoch:
@@ -28,6 +29,7 @@ def epoch_message(
     Args:
         number: greater than of any before.
         addresses_of: where a member can be dialled, by its peer id.
+        offers: whether a member offers the pieces of the weights.
         sources: addresses of data nodes.
         left: seconds until the phase ends at the latest; 0 where it has no end.
     """
@@ -52,7 +54,7 @@ def epoch_message(
                 each.incarnation,
                 tuple(addresses_of(each.peer)[:_MAX_ADDRESSES]),
                 str(each.health),
-                is_warm=each.seat in state.ready,
+                has_pieces=has_pieces and offers(each.peer),
             )
             for each in state.members
         ),

@@ -380,11 +380,13 @@ class WitnessedLeader:
         """A member of the epoch tells how it stands."""
         epoch = self._machine.epoch
         has_these = (report.step, report.digest) == (self._weights.round, self._weights.digest)
-        if epoch.going is EpochPhase.WARMUP and seat not in epoch.ready:
-            if report.state == "warm" and has_these and report.has_weights:
+        if not has_these:
+            return
+        if epoch.going is EpochPhase.WARMUP and report.state == "warm":
+            if report.has_weights and seat not in epoch.ready:
                 self._add(Warm(seat, epoch.epoch))
-        elif epoch.going is EpochPhase.COOLDOWN and seat not in epoch.checkpointed:
-            if report.state == "kept" and has_these and self._weights.round == epoch.made:
+        elif epoch.going is EpochPhase.COOLDOWN and report.state == "kept":
+            if report.step == epoch.made and seat not in epoch.checkpointed:
                 self._add(Checkpointed(seat, epoch.epoch))
 
     def _hear_losses(self) -> None:
@@ -561,6 +563,7 @@ class WitnessedLeader:
             self._machine,
             self._weights,
             self._addresses_of,
+            self._offers,
             self._sources.addresses,
             0.0 if until is None else until - self._clock(),
         )
@@ -568,6 +571,14 @@ class WitnessedLeader:
     def _addresses_of(self, peer: str) -> Sequence[str]:
         report = self._members.get(peer).report
         return report.group_addresses if report is not None else ()
+
+    def _offers(self, peer: str) -> bool:
+        report, weights = self._reports.get(peer), self._weights
+        return (
+            report is not None
+            and (report.step, report.digest) == (weights.round, weights.digest)
+            and report.names == weights.names
+        )
 
     async def _say_goodbye(self) -> None:
         with trio.move_on_after(_GOODBYE):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import trio
@@ -20,6 +20,7 @@ logger = logging.getLogger(__name__)
 
 _DIAL_TIMEOUT: Final = 10.0
 _RETRY: Final = 1.0
+_MOMENT: Final = 0.2
 # Of two members one dials. The other does when nothing has come for so many seconds.
 _PATIENCE: Final = 3.0
 # Seconds without a connection after which the leader is told.
@@ -59,6 +60,15 @@ class Neighbours:
     def peers(self) -> tuple[str, ...]:
         """Those that are connected."""
         return tuple(peer for peer in self._members if self._host.is_connected(peer))
+
+    async def reach(self, peers: Sequence[str]) -> list[str]:
+        """Those of some members that are connected, once all are, or after some seconds."""
+        with trio.move_on_after(_PATIENCE + _RETRY):
+            while not all(map(self._host.is_connected, peers)):
+                self._told.set()
+                with trio.move_on_after(_MOMENT):
+                    await self.changed.wait()
+        return [peer for peer in peers if self._host.is_connected(peer)]
 
     def lost(self) -> tuple[int, ...]:
         """The seats of those that could not be reached for some seconds, rising."""

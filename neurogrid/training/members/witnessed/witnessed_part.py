@@ -398,8 +398,8 @@ class _Member:
             return
         if (weights.step, weights.digest) != (told.pieces_step, told.pieces_digest):
             part._note("loading")
-            others = [each for each in told.members if each.is_warm and each.peer != own.peer]
-            providers = [each.peer for each in others if part._host.is_connected(each.peer)]
+            others = [each for each in told.members if each.has_pieces and each.peer != own.peer]
+            providers = await part._neighbours.reach([each.peer for each in others])
             called = {each.peer: f"seat {each.seat}" for each in others} | {
                 part.leader: "the leader"
             }

@@ -1,4 +1,4 @@
-"""The sections of a run file that are about witnessed runs: what members send of a round, and how long each phase is."""
+"""The sections of a run file that are about witnessed runs: what members send of a round, and how long phases are."""
 
 from __future__ import annotations
 

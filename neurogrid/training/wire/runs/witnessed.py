@@ -150,7 +150,7 @@ class EpochSeat(ControlPayload):
         incarnation: u64, from 1: of its process.
         addresses: multiaddrs at which it can be dialled, at most 4.
         health: one of `MEMBER_HEALTH`.
-        is_warm: it has the weights of the epoch's beginning.
+        has_pieces: it has the pieces of the weights, for others.
     """
 
     seat: int
@@ -158,7 +158,7 @@ class EpochSeat(ControlPayload):
     incarnation: int
     addresses: tuple[str, ...] = ()
     health: str = "healthy"
-    is_warm: bool = False
+    has_pieces: bool = False
 
     _map = Map(
         "a member of an epoch",
@@ -168,7 +168,7 @@ class EpochSeat(ControlPayload):
             "incarnation": uint(MAX_U64, smallest=1),
             "addresses": optional(array(text(MAX_ADDRESS_CHARS, smallest=1), _MAX_SEAT_ADDRESSES)),
             "health": _one_of(MEMBER_HEALTH),
-            "is_warm": optional(BOOLEAN),
+            "has_pieces": optional(BOOLEAN),
         },
         max_bytes=_MAX_SEAT_BYTES,
     )
