@@ -275,6 +275,9 @@ HOUSE = (
     # A file on the disk.
     training(".runs.journal", frozenset({"cryptography"})),
     training(".runs.state", frozenset()),
+    training(".runs.witnessed_machine", frozenset()),
+    training(".runs.signatures", frozenset({"cryptography"})),
+    training(".runs.weight_pieces", frozenset({"torch"})),
     training(".runs.audit", frozenset()),
     training(".runs.machine", frozenset()),
     training(".runs.outer_state", frozenset({"torch", "blake3"})),
@@ -307,6 +310,7 @@ HOUSE = (
     training(".leading.round_figures", frozenset()),
     training(".leading.changes", frozenset()),
     training(".leading.chains.state", frozenset({"trio"})),
+    training(".leading.witnessed.agreement", frozenset()),
     # What stages begin with, and what becomes of what they have learned: models in files.
     Room(
         "neurogrid.training.leading.chains.weights",

@@ -22,6 +22,7 @@ from neurogrid.errors import TransportError
 from neurogrid.p2p.wire import TensorMessage
 from neurogrid.training.members.witnessed.own_weights import OwnWeights
 from neurogrid.training.members.witnessed.round_exchange import RoundExchange
+from neurogrid.training.runs.signatures import sign
 from neurogrid.training.wire.runs import RoundCommitment, RoundProof, RunMessage
 from neurogrid.training.witnessed import Commitment
 
@@ -54,7 +55,7 @@ async def publish_more(
         theirs.first_batch if theirs else 0,
         theirs.num_batches if theirs else 0,
         bytes(32),
-        exchange._sign(b"anything"),
+        sign(exchange._identity, b"anything"),
     )
     witness = RoundProof(
         exchange._run_id,
@@ -64,7 +65,7 @@ async def publish_more(
         bytes(128),
         bytes(128),
         bytes(32),
-        exchange._sign(b"anything"),
+        sign(exchange._identity, b"anything"),
     )
     for peer, code, data in (
         (exchange._leader, RunMessage.WITNESS, witness.encode()),
@@ -90,7 +91,7 @@ async def publish_twice(
         work.first_batch,
         work.num_batches,
         bytes(32),
-        exchange._sign(other.signed_bytes(exchange._run_id)),
+        sign(exchange._identity, other.signed_bytes(exchange._run_id)),
     )
     await exchange._exchange.send(
         exchange._leader, TensorMessage(RunMessage.COMMITMENT, data=said.encode())

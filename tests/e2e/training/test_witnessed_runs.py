@@ -98,7 +98,7 @@ class Whole:
         return self.directory / "run"
 
     def phases(self) -> list[str]:
-        found = [str(each.phase) for each in self.states]
+        found = [str(each.going) for each in self.states]
         return [
             phase for phase, before in zip(found, ["", *found], strict=False) if phase != before
         ]

@@ -1,4 +1,4 @@
-"""The vectors of protocol_spec/training/messages.md, runs.md and stages.md, written from their tables: read, refused,
+"""The vectors of messages.md, runs.md, stages.md and witnessed.md of training, written from their tables: read, refused,
 and written again.
 """
 
@@ -16,7 +16,7 @@ from neurogrid.training import wire
 from neurogrid.training.wire import runs
 from tests.unit.vectors import in_turn, subject
 
-FILES = ("training_messages", "run_messages", "stage_messages")
+FILES = ("training_messages", "run_messages", "stage_messages", "witnessed_messages")
 KINDS = {
     name: kind
     for room in (wire, runs)

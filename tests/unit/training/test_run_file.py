@@ -132,7 +132,8 @@ def run_files(draw: st.DrawFn) -> RunFile:
     )
     every = draw(st.integers(1, 10**6))
     method = draw(st.sampled_from(list(METHODS)))
-    chosen: dict[str, Any] = {} if method == "data_parallel" else {"every": every}
+    is_each_step = method in ("data_parallel", "distro")
+    chosen: dict[str, Any] = {} if is_each_step else {"every": every}
     if method == "streaming":
         chosen |= {
             "fragments": draw(st.integers(1, min(every, 65_536))),
@@ -146,7 +147,8 @@ def run_files(draw: st.DrawFn) -> RunFile:
         projected=draw(st.booleans()),
         grace=draw(numbers(0.001, 1e5)),
     )
-    least, most = sorted(draw(st.tuples(st.integers(1, 1023), st.integers(1, 1023))))
+    largest = 128 if method == "distro" else 1023
+    least, most = sorted(draw(st.tuples(st.integers(1, largest), st.integers(1, largest))))
     stop = draw(
         st.builds(
             StopSection,

@@ -22,14 +22,12 @@ from pathlib import Path
 from typing import Final
 
 import trio
-from cryptography.exceptions import InvalidSignature
 
-from neurogrid.errors import ConfigurationError, NeuroGridError, RemoteProtocolError
+from neurogrid.errors import NeuroGridError, RemoteProtocolError
 from neurogrid.exception_groups import unwrap_errors
 from neurogrid.node.roles import Table, authorise
 from neurogrid.p2p.exchange.exchange import Exchange
 from neurogrid.p2p.hosts.host import Host
-from neurogrid.p2p.hosts.identity import signing_key
 from neurogrid.p2p.streams.message_forms import sender_of
 from neurogrid.p2p.transfer import Transfers
 from neurogrid.p2p.trust import WORKER
@@ -47,6 +45,7 @@ from neurogrid.training.leading.witnessed.agreement import WeightAgreement
 from neurogrid.training.leading.witnessed.common_weights import CommonWeights
 from neurogrid.training.leading.witnessed.epoch_messages import epoch_message
 from neurogrid.training.runs.changes import run_at
+from neurogrid.training.runs.signatures import check_signature
 from neurogrid.training.runs.state import Occupant, Phase
 from neurogrid.training.runs.witnessed_machine import WitnessedMachine
 from neurogrid.training.wire.runs import (
@@ -385,9 +384,10 @@ class WitnessedLeader:
         if epoch.going is EpochPhase.WARMUP and report.state == "warm":
             if report.has_weights and seat not in epoch.ready:
                 self._add(Warm(seat, epoch.epoch))
-        elif epoch.going is EpochPhase.COOLDOWN and report.state == "kept":
-            if report.step == epoch.made and seat not in epoch.checkpointed:
-                self._add(Checkpointed(seat, epoch.epoch))
+            return
+        is_kept = report.state == "kept" and report.step == epoch.made
+        if epoch.going is EpochPhase.COOLDOWN and is_kept and seat not in epoch.checkpointed:
+            self._add(Checkpointed(seat, epoch.epoch))
 
     def _hear_losses(self) -> None:
         figures = self._keeper.figures
@@ -466,16 +466,17 @@ class WitnessedLeader:
     def _check(self, seat: int, signature: bytes, data: bytes, peer: str, what: str) -> None:
         """Raises RemoteProtocolError where something is not signed by the member on a seat."""
         member = self._machine.epoch.member(seat)
+        if member is None:
+            raise RemoteProtocolError(f"{what} of seat {seat}, where nobody sits")
         try:
-            if member is None:
-                raise RemoteProtocolError(f"{what} of seat {seat}, where nobody sits")
-            signing_key(member.peer).verify(signature, data)
-        except (InvalidSignature, ConfigurationError, RemoteProtocolError) as exc:
-            text = f"{self._members.called(peer)} sends {what} that is not signed by seat {seat}"
+            check_signature(member.peer, signature, data, what)
+        except RemoteProtocolError:
             if (peer, what) not in self._said:
                 self._said.add((peer, what))
-                self._progress.warn(f"{text}: it is refused")
-            raise RemoteProtocolError(text) from exc
+                self._progress.warn(
+                    f"{self._members.called(peer)} sends {what} that is not signed by seat {seat}: it is refused"
+                )
+            raise
 
     # Weights
 

@@ -21,21 +21,20 @@ from typing import Final
 
 import torch
 import trio
-from cryptography.exceptions import InvalidSignature
 
 from neurogrid.errors import (
-    ConfigurationError,
     NeuroGridError,
     RemoteProtocolError,
     TransportError,
 )
 from neurogrid.p2p.exchange.exchange import Exchange
-from neurogrid.p2p.hosts.identity import Identity, signing_key
+from neurogrid.p2p.hosts.identity import Identity
 from neurogrid.p2p.wire import TensorMessage
 from neurogrid.renewed_event import RenewedEvent
 from neurogrid.training.members.member_blobs import MemberBlobs
 from neurogrid.training.members.witnessed.neighbours import Neighbours
 from neurogrid.training.optimizers.distro import Coefficients
+from neurogrid.training.runs.signatures import check_signature, sign
 from neurogrid.training.wire.runs import (
     MAX_EPOCH_SEATS,
     AgreedResult,
@@ -174,7 +173,8 @@ class RoundExchange:
         if member is None:
             raise RemoteProtocolError(f"a commitment of seat {said.seat}, where nobody sits")
         commitment = commitment_of(said)
-        _check_signature(member.peer, said.signature, commitment.signed_bytes(self._run_id))
+        signed = commitment.signed_bytes(self._run_id)
+        check_signature(member.peer, said.signature, signed, "a commitment")
         work = round_.works.get(said.seat)
         wanted = (work.first_batch, work.num_batches) if work is not None else (0, 0)
         if (said.first_batch, said.num_batches) != wanted:
@@ -229,7 +229,7 @@ class RoundExchange:
             commitment.first_batch,
             commitment.num_batches,
             blob_id,
-            self._sign(commitment.signed_bytes(self._run_id)),
+            sign(self._identity, commitment.signed_bytes(self._run_id)),
         )
         round_ = next((each for each in self._rounds if each.key == (told.epoch, told.round)), None)
         if round_ is None or self._nursery is None:
@@ -394,7 +394,7 @@ class RoundExchange:
             proof.participants,
             proof.results,
             proof.root,
-            self._sign(proof.signed_bytes(self._run_id)),
+            sign(self._identity, proof.signed_bytes(self._run_id)),
         )
 
     async def _tell_health(self) -> None:
@@ -421,9 +421,6 @@ class RoundExchange:
         positions, values = self._plan.decode(data)
         return Coefficients(torch.from_numpy(positions), torch.from_numpy(values))
 
-    def _sign(self, data: bytes) -> bytes:
-        return self._identity.key_pair.private_key.sign(data)
-
     def _forget(self, rounds: Sequence[_Round]) -> None:
         """Results of rounds that are applied are offered no more."""
         kept = {
@@ -446,13 +443,6 @@ def commitment_of(said: RoundCommitment) -> Commitment:
     return Commitment(
         said.seat, said.epoch, said.round, said.first_batch, said.num_batches, said.result
     )
-
-
-def _check_signature(peer: str, signature: bytes, data: bytes) -> None:
-    try:
-        signing_key(peer).verify(signature, data)
-    except (InvalidSignature, ConfigurationError) as exc:
-        raise RemoteProtocolError(f"a commitment is not signed by {peer}, whose it is") from exc
 
 
 def _write(path: Path, data: bytes) -> None:

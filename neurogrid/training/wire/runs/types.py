@@ -51,6 +51,8 @@ class RunLimits:
     control: int = MIB
     # A tensor between stages, with its envelope: 8,192 tokens of hidden size 8,192 in float32.
     activation: int = 256 * MIB
+    # 128 members with 4 KiB of addresses and 64 KiB of ranges of samples each, and a thousand pieces.
+    epoch: int = 16 * MIB
 
 
 DEFAULT_RUN_LIMITS: Final = RunLimits()
@@ -93,7 +95,7 @@ class RunMessage(MessageCode, limits=DEFAULT_RUN_LIMITS):
     COMMIT = 0x7D, Traits()
     COMMITTED = 0x7E, Traits()
     # A witnessed run: where it is, what members have come to, and what witnesses have of that.
-    EPOCH = 0x80, Traits()
+    EPOCH = 0x80, Traits("epoch")
     COMMITMENT = 0x81, Traits()
     WITNESS = 0x82, Traits()
     HEALTH = 0x83, Traits()

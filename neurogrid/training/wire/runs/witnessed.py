@@ -33,6 +33,7 @@ from neurogrid.p2p.wire.maps import MAX_U32, MAX_U64
 from neurogrid.training.wire.forms import number as real
 from neurogrid.training.wire.runs.forms import BLOB, COUNT, RUN
 from neurogrid.training.wire.runs.stages import check_once
+from neurogrid.training.wire.runs.types import DEFAULT_RUN_LIMITS
 from neurogrid.training.wire.runs.work import MAX_RUN_SOURCES, RANGES, SampleRange
 
 __all__ = [
@@ -301,6 +302,7 @@ class Epoch(ControlPayload):
             "sources": optional(array(text(MAX_ADDRESS_CHARS, smallest=1), MAX_RUN_SOURCES)),
             "ends": optional(BOOLEAN),
         },
+        max_bytes=DEFAULT_RUN_LIMITS.epoch,
     )
 
     def _check(self) -> None:
