@@ -275,11 +275,11 @@ HOUSE = (
     # A file on the disk.
     training(".runs.journal", frozenset({"cryptography"})),
     training(".runs.state", frozenset()),
-    training(".runs.witnessed_machine", frozenset()),
     training(".runs.signatures", frozenset({"cryptography"})),
     training(".runs.weight_pieces", frozenset({"torch"})),
     training(".runs.audit", frozenset()),
     training(".runs.machine", frozenset()),
+    training(".runs.witnessed_machine", frozenset()),
     training(".runs.outer_state", frozenset({"torch", "blake3"})),
     training(".runs.common_steps", frozenset({"torch", "blake3"})),
     training(".runs.methods", frozenset({"torch"})),

@@ -1,5 +1,5 @@
-"""The vectors of messages.md, runs.md, stages.md and witnessed.md of training, written from their tables: read, refused,
-and written again.
+"""The vectors of messages.md, runs.md, stages.md and witnessed.md of training, written from their tables: read,
+refused, and written again.
 """
 
 from __future__ import annotations
