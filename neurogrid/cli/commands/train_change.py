@@ -1,4 +1,4 @@
-"""`neurogrid train change`: what a run goes by from its next step on."""
+"""`neurogrid train change`: what a run goes by from its next step on, and whether it is paused."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ def add_change_options(parser: argparse.ArgumentParser) -> None:
         "words",
         nargs="+",
         metavar="KEY=VALUE",
-        help="a key of the run file with its section, and its new value: inner.lr=1e-4",
+        help="a key of the run file with its section, and its new value: inner.lr=1e-4; or, of a witnessed run, pause "
+        "or go-on",
     )
     add_output_options(parser)
 
@@ -41,6 +42,9 @@ async def change(options: argparse.Namespace, screen: Screen) -> int:
     with ending_at_once():
         directory = RunDirectory(options.directory)
         run = directory.read_run()
+        if options.words in (["pause"], ["go-on"]):
+            _pause(directory, run, screen, is_wanted=options.words == ["pause"])
+            return ExitStatus.OK
         wanted = values_of(options.words)
         now = _as_changed(directory, run)
         # What was wanted before and is not taken in yet stays.
@@ -53,6 +57,29 @@ async def change(options: argparse.Namespace, screen: Screen) -> int:
         what = "step" if run.is_chain else "round"
         screen.say(f"its leader takes that in before the next {what}, or with --resume")
     return ExitStatus.OK
+
+
+def _pause(directory: RunDirectory, run: RunFile, screen: Screen, *, is_wanted: bool) -> None:
+    """Have a run paused, or go on.
+
+    Raises:
+        ConfigurationError: it is none that can be, or has ended.
+    """
+    if not run.is_witnessed:
+        raise ConfigurationError(
+            f'{directory.path}: only a run with [outer] method = "distro" is paused; others are stopped, and go on '
+            "with --resume"
+        )
+    _as_changed(directory, run)  # it has not ended
+    try:
+        if is_wanted:
+            directory.pause.touch()
+        else:
+            directory.pause.unlink(missing_ok=True)
+    except OSError as exc:
+        raise ConfigurationError(f"{directory.pause}: {exc.strerror or exc}") from exc
+    what = "stops where it is" if is_wanted else "goes on"
+    screen.say(f"the run {what} within a second, or once its leader is started again with --resume")
 
 
 def _as_changed(directory: RunDirectory, run: RunFile) -> RunFile:

@@ -200,6 +200,13 @@ def _lines(run: RunFile, told: Estimate) -> Iterator[str]:
         "Python and torch"
     )
     unit = f" ({run.num_batch_samples * _unit(run):,} tokens)" if _unit(run) > 1 else ""
+    if run.is_witnessed:
+        epochs = run.epochs
+        witnesses = epochs.witnesses or told.num_members
+        yield (
+            f"an epoch     {epochs.rounds:,} rounds with the same members, {min(witnesses, told.num_members):,} of them "
+            "witnesses of each"
+        )
     about = "" if run.outer.fragments == 1 else f", for 1 of {run.outer.fragments} fragments"
     yield (
         f"a round      {_steps(run.outer.round_steps)} of {run.num_batch_samples:,} samples{unit} for each member, "

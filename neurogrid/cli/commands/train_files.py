@@ -334,6 +334,7 @@ def _judged(directory: RunDirectory) -> Iterator[tuple[str, str]]:
     """What the journal proves, or what is wrong with it; nothing where the run has none yet."""
     from neurogrid.training.runs.audit import audit
     from neurogrid.training.runs.journal import read_journal
+    from neurogrid.training.runs.witnessed_machine import epoch_rules, fold_epochs
 
     if not directory.has_run:
         return
@@ -349,6 +350,13 @@ def _judged(directory: RunDirectory) -> Iterator[tuple[str, str]]:
         first, *others = found.problems
         more = f", and {len(others)} more" if others else ""
         yield "journal", f"not sound: {first}{more}"
+        return
+    try:
+        run = directory.read_run()
+        if run.is_witnessed:
+            fold_epochs(epoch_rules(run), entries)
+    except ConfigurationError as exc:
+        yield "journal", f"not sound: {exc}"
         return
     proven = "none twice in an epoch"
     if found.epochs and not found.missing:

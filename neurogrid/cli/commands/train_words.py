@@ -112,6 +112,7 @@ TRAIN_COMMANDS: Final = (
                 "train change runs/run stop.steps=500 eval.every=20",
                 "another end, fewer evaluations",
             ),
+            ("train change runs/run pause", "of a witnessed run: stop until go-on"),
         ),
         add_change_options,
         {"word": "change"},

@@ -17,6 +17,7 @@ __all__ = [
     "Estimate",
     "activation_bytes",
     "codec_bytes",
+    "distro_bytes",
     "estimate",
     "leader_bytes",
     "member_bytes",
@@ -100,6 +101,8 @@ def estimate(
         raise ValueError(f"{num_members} members with speeds {list(speeds)[:8]}")
     outer, inner = run.outer, run.inner
     even_samples = outer.round_steps * run.num_batch_samples
+    if run.is_witnessed and run.epochs.batches:
+        even_samples = -(-run.epochs.batches * run.num_batch_samples // num_members)
     round_samples = num_members * even_samples
     # And the weights that are shared with the process of the network.
     trainer_bytes = member_bytes(inner, num_parameters) + _WIDTH * num_parameters
@@ -110,9 +113,15 @@ def estimate(
     aggregate = codec_bytes(outer.result_codec, num_elements)
     # The common weights and the outer momentum; what is contributed, its form, and the aggregate.
     outer_bytes = _WIDTH * num_parameters * (1 + (outer.momentum > 0) + 2) + encoded + aggregate
+    if run.is_witnessed:
+        # The weights, the momentum and that of before the round, a mean gradient, and a sum of results on its way.
+        encoded, outer_bytes = distro_bytes(run, num_parameters), _WIDTH * num_parameters * 5
     samples_at_once = inner.micro_batch or 1
     activations = sample_activation_bytes * samples_at_once
-    sent, received = _traffic(outer.way, num_members, encoded, aggregate)
+    way = "everybody" if run.is_witnessed else outer.way
+    sent, received = _traffic(way, num_members, encoded, aggregate)
+    if run.is_witnessed:
+        sent -= encoded  # the leader has none of it
     compute = _compute_seconds(run, num_members, even_samples, speeds)
     exchange = max(sent, received) / bytes_per_second if bytes_per_second else None
     seconds = None if compute is None or exchange is None else compute + exchange
@@ -160,6 +169,14 @@ def activation_bytes(run: RunFile, *, hidden_size: int, num_layers: int, vocab_s
     width = 34 if run.inner.precision == "bfloat16" else 68
     a_token = width * hidden_size * num_layers + 3 * _WIDTH * vocab_size
     return run.data.sequence_length * a_token
+
+
+def distro_bytes(run: RunFile, num_parameters: int) -> int:
+    """A member's result of a round with method "distro", of tensors whose sides are whole chunks; about that of others."""
+    size = run.distro.chunk**2
+    sent = -(-num_parameters // size) * min(run.distro.top_k, size)
+    width = 0 if run.distro.top_k >= size else (size - 1).bit_length()
+    return 8 + -(-sent * (width + (1 if run.distro.one_bit else 32)) // 8)
 
 
 def codec_bytes(codec: str, num_elements: int) -> int:

@@ -198,7 +198,7 @@ class WitnessedLeader:
         """What is waited for before rounds are made; empty where they are."""
         state = self._machine.epoch
         if state.phase is EpochPhase.PAUSED:
-            return "the run is paused: neurogrid train change DIR --go-on goes on with it"
+            return "the run is paused: neurogrid train change DIR go-on goes on with it"
         if state.phase is EpochPhase.WARMUP:
             cold = [
                 m for m in state.members if m.health is Health.HEALTHY and m.seat not in state.ready
