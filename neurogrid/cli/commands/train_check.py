@@ -202,10 +202,9 @@ def _lines(run: RunFile, told: Estimate) -> Iterator[str]:
     unit = f" ({run.num_batch_samples * _unit(run):,} tokens)" if _unit(run) > 1 else ""
     if run.is_witnessed:
         epochs = run.epochs
-        witnesses = epochs.witnesses or told.num_members
+        witnesses = min(epochs.witnesses or told.num_members, told.num_members)
         yield (
-            f"an epoch     {epochs.rounds:,} rounds with the same members, {min(witnesses, told.num_members):,} of them "
-            "witnesses of each"
+            f"an epoch     {epochs.rounds:,} rounds with the same members, {witnesses:,} of them witnesses of each"
         )
     about = "" if run.outer.fragments == 1 else f", for 1 of {run.outer.fragments} fragments"
     yield (

@@ -172,7 +172,7 @@ def activation_bytes(run: RunFile, *, hidden_size: int, num_layers: int, vocab_s
 
 
 def distro_bytes(run: RunFile, num_parameters: int) -> int:
-    """A member's result of a round with method "distro", of tensors whose sides are whole chunks; about that of others."""
+    """A member's result of a round with method "distro", where sides of tensors are whole chunks; else about that."""
     size = run.distro.chunk**2
     sent = -(-num_parameters // size) * min(run.distro.top_k, size)
     width = 0 if run.distro.top_k >= size else (size - 1).bit_length()

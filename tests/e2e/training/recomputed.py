@@ -11,8 +11,10 @@ from neurogrid.training.averaging.groups import Outcome
 from neurogrid.training.data.manifest import Manifest
 from neurogrid.training.data.slices import slice_path
 from neurogrid.training.leading.opening import rules_of
+from neurogrid.training.optimizers.distro import Distro
 from neurogrid.training.runs.common_steps import CommonSteps
 from neurogrid.training.runs.entries import Assignment, DealtEntry, RoundEntry
+from neurogrid.training.runs.inner_optimizer import rates_of
 from neurogrid.training.runs.methods import weights_by
 from neurogrid.training.runs.run_directory import RunDirectory
 from neurogrid.training.runs.trainers import cut_batches, trainer_settings, work_seed
@@ -20,7 +22,7 @@ from neurogrid.training.trainer import FileRange
 from neurogrid.training.trainer.learner import Learner
 from tests.e2e.training.run_processes import entries_of
 
-__all__ = ["recompute"]
+__all__ = ["recompute", "recompute_witnessed"]
 
 
 class _Seat:
@@ -44,12 +46,7 @@ class _Seat:
         self.works: deque[Assignment] = deque()
 
     def train(self, work: Assignment) -> None:
-        ranges = [
-            FileRange(
-                slice_path(self.data, self.manifest.slices[each.slice]), each.start, each.stop
-            )
-            for each in work.ranges
-        ]
+        ranges = self._ranges(work)
         seed = work_seed(self.run_file.seed, self.number, work.number)
         self.learner.read_weights(self.weights)
         for number, ranges_of_batch in enumerate(cut_batches(ranges, self.rules.batch_samples)):
@@ -65,6 +62,23 @@ class _Seat:
             else:
                 self.learner.step(batch, number=step, seed=seed)
                 self.learner.write_weights(self.weights)
+
+    def gradient(self, work: Assignment) -> torch.Tensor:
+        """Of the one batch of a work, at the weights."""
+        (ranges,) = cut_batches(self._ranges(work), self.rules.batch_samples)
+        self.learner.read_weights(self.weights)
+        self.learner.compute_gradients(self.learner.reader.read(ranges), number=0, seed=0)
+        gradient = torch.empty_like(self.weights)
+        self.learner.take_gradients(gradient)
+        return gradient
+
+    def _ranges(self, work: Assignment) -> list[FileRange]:
+        return [
+            FileRange(
+                slice_path(self.data, self.manifest.slices[each.slice]), each.start, each.stop
+            )
+            for each in work.ranges
+        ]
 
 
 def recompute(run: Path, config: str, num_seats: int) -> torch.Tensor:
@@ -90,3 +104,40 @@ def recompute(run: Path, config: str, num_seats: int) -> torch.Tensor:
             for seat in seats:
                 seat.state.apply(Outcome(entry.round, mean, (), tuple(weights), True))
     return seats[0].state.common
+
+
+def recompute_witnessed(run: Path, config: str) -> torch.Tensor:
+    """The weights after the last round of a witnessed run that was not resumed: float32 [n]."""
+    one = _Seat(0, run, config)
+    inner, distro = one.run_file.inner, one.run_file.distro
+    rate_of = rates_of(inner, one.rules.total_steps)
+    theta, shapes = one.weights.clone(), one.learner.layout.shapes
+    momenta: dict[int, Distro] = {}
+    works: dict[int, Assignment] = {}
+    rounds = 0
+    for entry in entries_of(run):
+        if isinstance(entry, DealtEntry):
+            works = dict(entry.works)
+        elif isinstance(entry, RoundEntry):
+            rate, sent = max(rate_of(rounds), 1e-6 * inner.lr), []
+            for number, _ in entry.contributions:
+                own = momenta.setdefault(
+                    number,
+                    Distro(
+                        theta,
+                        shapes,
+                        top_k=distro.top_k,
+                        max_side=distro.chunk,
+                        decay=distro.decay,
+                        one_bit=distro.one_bit,
+                    ),
+                )
+                own.load([theta])
+                one.weights.copy_(theta)
+                sent.append(own.encode(one.gradient(works[number]), rate))
+            mean = own.mean(sent)
+            for number, _ in entry.contributions:
+                momenta[number].commit(mean)
+            theta = own.theta.clone()
+            rounds += 1
+    return theta

@@ -28,7 +28,9 @@ from neurogrid.training.witnessed import (
     seat_item,
 )
 from tests.e2e.training.odd_witnessed import PROGRAM
+from tests.e2e.training.recomputed import recompute_witnessed
 from tests.e2e.training.run_processes import (
+    CONFIG,
     RUN_FILE,
     RunProcesses,
     entries_of,
@@ -258,6 +260,14 @@ def test_every_sample_is_used_once_and_the_weights_are_one(whole: Whole) -> None
 
 def lines_of(run: Path) -> list[dict[str, float]]:
     return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_the_weights_are_what_one_process_computes(whole: Whole) -> None:
+    """From the journal and the data alone, through a kill and two joins."""
+    wanted = recompute_witnessed(whole.run, json.dumps(CONFIG))
+    model = AutoModelForCausalLM.from_pretrained(whole.checkpoint, dtype=torch.float32)
+    got = torch.cat([each.detach().flatten() for each in model.parameters()])
+    torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-5)
 
 
 def test_the_checkpoint_is_a_model(whole: Whole) -> None:

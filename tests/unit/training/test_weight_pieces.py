@@ -1,0 +1,78 @@
+"""Weights in pieces, and which of them most members have."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from neurogrid.errors import CheckpointError
+from neurogrid.training.leading.witnessed.agreement import WeightAgreement
+from neurogrid.training.runs.weight_pieces import (
+    check_pieces,
+    cut_pieces,
+    read_piece,
+    write_pieces,
+)
+
+
+@pytest.mark.parametrize("num_elements", [1, 4095, 4096, 4097, 65_536, 65_537, 200_000])
+def test_pieces_are_the_whole_vector(num_elements: int, tmp_path: Path) -> None:
+    weights = torch.arange(num_elements, dtype=torch.float32)
+    files = write_pieces(weights, tmp_path / "pieces")
+    check_pieces(list(files), num_elements)
+    again = torch.full_like(weights, -1.0)
+    for name, path in reversed(files.items()):
+        read_piece(name, path, again)
+    assert torch.equal(again, weights)
+    assert len(files) <= 17
+
+
+def test_pieces_are_named_by_their_elements() -> None:
+    assert cut_pieces(5000) == ("elements.0.4096", "elements.4096.5000")
+    assert len(cut_pieces(2**34)) == 1024
+    for wrong in ([], ["elements.0.5000"], ["elements.0.4096", "elements.4096.5001"], ["x"]):
+        with pytest.raises(CheckpointError, match="these are not the pieces of 5000 elements"):
+            check_pieces(wrong, 5000)
+
+
+def test_a_piece_of_another_length_is_refused(tmp_path: Path) -> None:
+    weights = torch.ones(5000)
+    files = write_pieces(weights, tmp_path)
+    name, path = next(iter(files.items()))
+    path.write_bytes(path.read_bytes()[:-4])
+    with pytest.raises(CheckpointError, match=r"piece elements\.0\.4096 has 16380 bytes"):
+        read_piece(name, path, weights)
+
+
+def test_more_than_half_have_to_have_the_same() -> None:
+    agreement, members = WeightAgreement(), ["a", "b", "c"]
+    agreement.told("a", 4, b"1")
+    assert agreement.digest(4, members) == b""
+    agreement.told("b", 4, b"1")
+    assert agreement.digest(4, members) == b"1"
+    agreement.told("c", 4, b"2")
+    assert agreement.apart(members) == [(4, "c")]
+    assert agreement.apart(members) == []
+    assert agreement.take() == (2, 1)
+    assert agreement.take() == (0, 0)
+
+
+def test_what_is_told_twice_counts_as_it_was_told_first() -> None:
+    agreement = WeightAgreement()
+    agreement.told("a", 1, b"1")
+    agreement.told("a", 1, b"2")
+    assert agreement.digest(1, ["a"]) == b"1"
+    for step in range(2, 30):
+        agreement.told("a", step, b"1")
+    assert agreement.digest(1, ["a"]) == b""
+
+
+def test_those_that_are_no_members_do_not_count() -> None:
+    agreement = WeightAgreement()
+    for peer in "abcd":
+        agreement.told(peer, 1, b"1" if peer in "ab" else b"2")
+    assert agreement.digest(1, ["a", "b", "c", "d"]) == b""
+    assert agreement.digest(1, ["a", "b", "c"]) == b"1"
+    assert agreement.apart(["a", "b", "c"]) == [(1, "c")]
