@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
+from urllib.request import urlopen
 
 import pytest
 import torch
@@ -106,6 +108,14 @@ class Whole:
         ]
 
 
+def status(run: RunProcesses) -> dict[str, Any]:
+    """What the page of a run is told."""
+    (address,) = re.findall(r"the page of the run: (http://\S+)", run.log)[-1:]
+    with urlopen(f"{address}v1/training/status", timeout=60) as answer:
+        found: dict[str, Any] = json.load(answer)
+    return found
+
+
 def join_while_paused(run: RunProcesses, name: str) -> int:
     """Have a member come in the middle of an epoch, however long its machine takes; the rounds that were made."""
     (run.run / "pause").touch()
@@ -113,6 +123,10 @@ def join_while_paused(run: RunProcesses, name: str) -> int:
     run.join(name)
     run.wait(lambda: bool(latest(run).pending), f"{name} does not wait")
     made = latest(run).made
+    told = status(run)
+    assert told["method"] == "distro"
+    assert told["waits"].startswith("the run is paused")
+    assert told["round"] == made
     (run.run / "pause").unlink()
     return made
 
@@ -144,7 +158,8 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Whole:
 def test_connect_single_node(tmp_path: Path) -> None:
     run_file = WITNESSED + "rounds = 3\n[stop]\nrounds = 6\n"
     with open_run(tmp_path, free_port(), run_file) as run:
-        run.lead("--local-workers", "1")
+        run.lead()
+        run.join("a")
         run.end()
     folded = states(run.run)
     assert {len(each.healthy) for each in folded} == {1}

@@ -122,6 +122,11 @@ class ChainMembers:
         """Why those that are here take no part."""
         return [f"{self.called(p)}: {w.refusal}" for p, w in self._workers.items() if w.refusal]
 
+    def give_up(self, peer_id: str, reason: str) -> None:
+        """Ask a worker no more."""
+        worker = self.get(peer_id)
+        worker.num_failures, worker.refusal = max(worker.num_failures, _MAX_FAILURES), reason
+
     def looks(self) -> list[PeerLook]:
         """All of them, for whoever shows them."""
         now = trio.current_time()

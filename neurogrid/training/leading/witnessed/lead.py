@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import time
 from contextlib import AsyncExitStack
 from dataclasses import replace
@@ -140,9 +141,9 @@ async def _lead(settings: LeaderSettings, progress: LeaderProgress, board: RunBo
             data, store, transfers, directory.path / ".slices", lambda: sources.peers
         )
         providers.providers.append(slices)
-        weights = CommonWeights(
-            trainer.weights.clone(), resume_at, offered, directory.path / ".pieces"
-        )
+        pieces = directory.path / ".pieces"
+        stack.callback(shutil.rmtree, pieces, ignore_errors=True)
+        weights = CommonWeights(trainer.weights.clone(), resume_at, offered, pieces)
         entries = [recorded.entry for recorded in journal.entries]
         epochs = epoch_rules(run)
         machine = WitnessedMachine(

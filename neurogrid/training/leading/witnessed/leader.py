@@ -11,10 +11,12 @@ Source: protocol_spec/training/witnessed.md.
 
 from __future__ import annotations
 
+import itertools
 import logging
 import math
 import secrets
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -23,7 +25,7 @@ from typing import Final
 
 import trio
 
-from neurogrid.errors import NeuroGridError, RemoteProtocolError
+from neurogrid.errors import NeuroGridError
 from neurogrid.exception_groups import unwrap_errors
 from neurogrid.node.roles import Table, authorise
 from neurogrid.p2p.exchange.exchange import Exchange
@@ -44,24 +46,18 @@ from neurogrid.training.leading.waiting import watch_members
 from neurogrid.training.leading.witnessed.agreement import WeightAgreement
 from neurogrid.training.leading.witnessed.common_weights import CommonWeights
 from neurogrid.training.leading.witnessed.epoch_messages import epoch_message
+from neurogrid.training.leading.witnessed.round_events import RoundEvents
 from neurogrid.training.runs.changes import run_at
-from neurogrid.training.runs.signatures import check_signature
 from neurogrid.training.runs.state import Occupant, Phase
 from neurogrid.training.runs.witnessed_machine import WitnessedMachine
 from neurogrid.training.wire.runs import (
     Epoch,
     EpochReport,
-    RoundCommitment,
-    RoundHealth,
-    RoundProof,
     RunMessage,
 )
 from neurogrid.training.witnessed import (
     Checkpointed,
-    Commitment,
-    Committed,
     EpochPhase,
-    Event,
     Gone,
     Health,
     Joined,
@@ -69,10 +65,7 @@ from neurogrid.training.witnessed import (
     Pause,
     Resume,
     Stop,
-    Unhealthy,
     Warm,
-    Witnessed,
-    WitnessProof,
     due,
 )
 
@@ -95,8 +88,6 @@ WITNESSED_LEADER_TAKES: Final[Table] = {
 }
 """The roles that the leader of a witnessed run takes each message from."""
 
-# Events that wait for the next tick: a round has two for each member, and what comes again counts for nothing.
-_MAX_EVENTS: Final = 2048
 _DRAW_BYTES: Final = 32
 _HOURS_LOOK: Final = 10.0
 # Seconds for which the weights of an epoch are waited for at its end, at least, whatever the run file says.
@@ -165,20 +156,13 @@ class WitnessedLeader:
             on_no_memory=lambda worker: None,
         )
         self._reports: dict[str, EpochReport] = {}
-        self._events: list[Event] = []
+        self._events = RoundEvents(facts.run_id, exchange, machine, self._members, progress)
         self._agreement = WeightAgreement()
         self._is_fetching = False
         self._num_messages = 0
         self._num_dropped: dict[str, int] = {}
-        self._said: set[tuple[str, str]] = set()
         authorise(exchange, WITNESSED_LEADER_TAKES)
-        for code, handler in (
-            (RunMessage.EPOCH_REPORT, self._on_report),
-            (RunMessage.COMMITMENT, self._on_commitment),
-            (RunMessage.WITNESS, self._on_witness),
-            (RunMessage.HEALTH, self._on_health),
-        ):
-            exchange.on_message(code, handler)
+        exchange.on_message(RunMessage.EPOCH_REPORT, self._on_report)
 
     def look(self) -> LeaderLook:
         """How the run stands at this moment, for whoever shows it."""
@@ -263,8 +247,7 @@ class WitnessedLeader:
 
     def _tick(self, nursery: trio.Nursery) -> bool:
         """Have the machine go on; whether something has changed."""
-        before, events = self._machine.epoch, self._events[:_MAX_EVENTS]
-        del self._events[:_MAX_EVENTS]
+        before, events = self._machine.epoch, self._events.take()
         self._hear_losses()
         rounds, seats = self._machine.state.round, dict(self._machine.state.seats)
         draw = secrets.token_bytes(_DRAW_BYTES)
@@ -275,7 +258,7 @@ class WitnessedLeader:
         self._keeper.write(self._machine.drain())
         after = self._machine.epoch
         for number in seats.keys() - self._machine.state.seats.keys():
-            self._note_lost(number, seats[number].peer, seats[number].name, before.members)
+            self._note_lost(number, seats[number].peer, seats[number].name)
         if after.going is EpochPhase.COOLDOWN and before.going is not EpochPhase.COOLDOWN:
             self._say_end()
             self._is_fetching = True
@@ -302,7 +285,7 @@ class WitnessedLeader:
         if why:
             self._progress.warn(f"the epoch ends after round {epoch.made}: {why}")
 
-    def _note_lost(self, seat: int, peer: str, name: str, before: Sequence[object]) -> None:
+    def _note_lost(self, seat: int, peer: str, name: str) -> None:
         """Somebody has no seat any more: say so, and ask it no more where witnesses never have anything of it."""
         self._progress.warn(f"{name or f'member {seat}'} is out of the epoch: the others go on")
         report = self._reports.get(peer)
@@ -310,16 +293,13 @@ class WitnessedLeader:
         member = next((each for each in epoch.members if each.seat == seat), None)
         worker = self._members.get(peer)
         if member is not None and member.health is Health.EJECTED:
-            worker.num_failures = 10**6
-            worker.refusal = "it has said two things of one round"
+            self._members.give_up(peer, "it has said two things of one round")
         elif self._is_here(peer, worker) and report is not None:
             self._num_dropped[peer] = self._num_dropped.get(peer, 0) + 1
             if self._num_dropped[peer] >= _MAX_DROPPED:
-                worker.num_failures = 10**6
-                worker.refusal = f"witnesses had nothing of it in {_MAX_DROPPED} epochs"
-                self._progress.warn(
-                    f"{self._members.called(peer)} takes part no more: {worker.refusal}"
-                )
+                why = f"witnesses had nothing of it in {_MAX_DROPPED} epochs"
+                self._members.give_up(peer, why)
+                self._progress.warn(f"{self._members.called(peer)} takes part no more: {why}")
 
     def _check_weights(self) -> None:
         """Raises EpochLostError where the weights of the last epoch are nobody's any more."""
@@ -349,14 +329,14 @@ class WitnessedLeader:
             report = self._reports.get(member.peer)
             is_other = report is not None and report.incarnation != member.incarnation
             if is_other or not self._is_here(member.peer, self._members.get(member.peer)):
-                self._add(Left(member.seat, Health.DROPPED))
+                self._events.add(Left(member.seat, Health.DROPPED))
             elif report is not None:
                 self._hear_report(member.seat, report)
         for peer, incarnation in epoch.pending:
             report = self._reports.get(peer)
             is_other = report is None or report.incarnation != incarnation
             if is_other or not self._is_here(peer, self._members.get(peer)):
-                self._add(Gone(peer, incarnation))
+                self._events.add(Gone(peer, incarnation))
         healthy = {m.peer: m.incarnation for m in epoch.members if m.health is Health.HEALTHY}
         for peer, report in self._reports.items():
             is_known = report.incarnation in (healthy.get(peer), pending.get(peer))
@@ -364,7 +344,7 @@ class WitnessedLeader:
                 continue
             # One that is no member any more says that it waits before it can be one again.
             if self._is_here(peer, self._members.get(peer)):
-                self._add(Joined(peer, report.incarnation))
+                self._events.add(Joined(peer, report.incarnation))
         members = [m.peer for m in epoch.members if m.health is Health.HEALTHY]
         for step, peer in self._agreement.apart(members):
             self._progress.warn(
@@ -373,7 +353,7 @@ class WitnessedLeader:
             )
             for member in epoch.members:
                 if member.peer == peer and member.health is Health.HEALTHY:
-                    self._add(Left(member.seat, Health.DROPPED))
+                    self._events.add(Left(member.seat, Health.DROPPED))
 
     def _hear_report(self, seat: int, report: EpochReport) -> None:
         """A member of the epoch tells how it stands."""
@@ -383,11 +363,11 @@ class WitnessedLeader:
             return
         if epoch.going is EpochPhase.WARMUP and report.state == "warm":
             if report.has_weights and seat not in epoch.ready:
-                self._add(Warm(seat, epoch.epoch))
+                self._events.add(Warm(seat, epoch.epoch))
             return
         is_kept = report.state == "kept" and report.step == epoch.made
         if epoch.going is EpochPhase.COOLDOWN and is_kept and seat not in epoch.checkpointed:
-            self._add(Checkpointed(seat, epoch.epoch))
+            self._events.add(Checkpointed(seat, epoch.epoch))
 
     def _hear_losses(self) -> None:
         figures = self._keeper.figures
@@ -404,10 +384,6 @@ class WitnessedLeader:
                 )
         figures.keep(occupants)
 
-    def _add(self, event: Event) -> None:
-        if len(self._events) < 2 * _MAX_EVENTS and event not in self._events:
-            self._events.append(event)
-
     # What members say
 
     def _on_report(self, message: TensorMessage) -> None:
@@ -423,61 +399,6 @@ class WitnessedLeader:
         self._members.heard(message)
         self._members.changed.set()
 
-    def _on_commitment(self, message: TensorMessage) -> None:
-        said, peer = RoundCommitment.decode(message.data), sender_of(message)
-        self._members.heard(message)
-        if not self._is_of_round(said):
-            return
-        commitment = Commitment(
-            said.seat, said.epoch, said.round, said.first_batch, said.num_batches, said.result
-        )
-        signed = commitment.signed_bytes(self._facts.run_id)
-        self._check(said.seat, said.signature, signed, peer, "a commitment")
-        if commitment not in self._machine.epoch.commitments:
-            self._add(Committed(commitment, said.signature))
-            self._members.changed.set()
-
-    def _on_witness(self, message: TensorMessage) -> None:
-        said, peer = RoundProof.decode(message.data), sender_of(message)
-        self._members.heard(message)
-        if not self._is_of_round(said):
-            return
-        proof = WitnessProof(
-            said.seat, said.epoch, said.round, said.participants, said.results, said.root
-        )
-        signed = proof.signed_bytes(self._facts.run_id)
-        self._check(said.seat, said.signature, signed, peer, "what a witness has")
-        if all(each.seat != said.seat for each in self._machine.epoch.proofs):
-            self._add(Witnessed(proof, said.signature))
-            self._members.changed.set()
-
-    def _on_health(self, message: TensorMessage) -> None:
-        said, peer = RoundHealth.decode(message.data), sender_of(message)
-        self._members.heard(message)
-        member = self._machine.epoch.member(said.seat)
-        if said.run == self._facts.run_id and member is not None and member.peer == peer:
-            self._add(Unhealthy(said.seat, said.seats[:128], said.epoch, said.round))
-
-    def _is_of_round(self, said: RoundCommitment | RoundProof) -> bool:
-        epoch = self._machine.epoch
-        of_round = (said.epoch, said.round) == (epoch.epoch, epoch.round)
-        return said.run == self._facts.run_id and epoch.has_round and of_round
-
-    def _check(self, seat: int, signature: bytes, data: bytes, peer: str, what: str) -> None:
-        """Raises RemoteProtocolError where something is not signed by the member on a seat."""
-        member = self._machine.epoch.member(seat)
-        if member is None:
-            raise RemoteProtocolError(f"{what} of seat {seat}, where nobody sits")
-        try:
-            check_signature(member.peer, signature, data, what)
-        except RemoteProtocolError:
-            if (peer, what) not in self._said:
-                self._said.add((peer, what))
-                self._progress.warn(
-                    f"{self._members.called(peer)} sends {what} that is not signed by seat {seat}: it is refused"
-                )
-            raise
-
     # Weights
 
     async def _keep_epoch(self) -> None:
@@ -486,8 +407,9 @@ class WitnessedLeader:
             epoch = self._machine.epoch
             if self._weights.round == epoch.made:
                 return
+            attempts = itertools.count()
             with trio.move_on_after(self._cooldown):
-                while not await self._fetch_weights(epoch.made):
+                while not await self._fetch_weights(epoch.made, next(attempts)):
                     changed = self._members.changed.next
                     with trio.move_on_after(HEARTBEAT):
                         await changed.wait()
@@ -502,7 +424,7 @@ class WitnessedLeader:
     def _cooldown(self) -> float:
         return max(self._machine.epoch_rules.cooldown, _LEAST_COOLDOWN)
 
-    async def _fetch_weights(self, step: int) -> bool:
+    async def _fetch_weights(self, step: int, attempt: int) -> bool:
         """Fetch the weights that most members have after a round; whether they are here."""
         epoch = self._machine.epoch
         members = [m.peer for m in epoch.members if m.health is Health.HEALTHY]
@@ -516,13 +438,15 @@ class WitnessedLeader:
         ]
         if not providers:
             return False
-        first = reports[providers[0]]
-        same = [peer for peer in providers if reports[peer].blobs == first.blobs]
+        # What most say that the pieces are; when these were not the weights, what others say.
+        said = [each for each, _ in Counter(reports[p].blobs for p in providers).most_common()]
+        blobs = said[attempt % len(said)]
+        same = [peer for peer in providers if reports[peer].blobs == blobs]
         try:
             await self._weights.fetch(
                 self._transfers,
-                first.names,
-                first.blobs,
+                reports[same[0]].names,
+                blobs,
                 same,
                 round_number=step,
                 digest=digest,
@@ -596,10 +520,10 @@ class WitnessedLeader:
         is_paused = epoch.phase is EpochPhase.PAUSED
         if is_wanted and not is_paused and not epoch.reason and not self._is_fetching:
             self._progress.say("the run is paused")
-            self._add(Pause())
+            self._events.add(Pause())
         elif is_paused and not is_wanted:
             self._progress.say("the run goes on")
-            self._add(Resume())
+            self._events.add(Resume())
 
     async def _watch_hours(self) -> None:
         while True:
@@ -607,7 +531,7 @@ class WitnessedLeader:
             hours = run_at(self._facts.run_file, state.changes, state.round + 1).stop.hours
             left = math.inf if hours is None else 3600 * hours - self._keeper.seconds
             if left <= 0 and state.phase in (Phase.WAITING, Phase.TRAINING):
-                self._add(Stop(f"{hours:g} hours are over"))
+                self._events.add(Stop(f"{hours:g} hours are over"))
                 self._members.changed.set()
                 return
             await trio.sleep(min(max(left, 1.0), _HOURS_LOOK))
