@@ -1,4 +1,6 @@
-"""The workers of a chain's leader: asked, started, and listened to. Which of them is which stage is not known here."""
+"""The workers of a leader that has no group: of a chain of stages, or of a witnessed run. They are asked, started, and
+listened to; what each of them does there is not known here.
+"""
 
 from __future__ import annotations
 

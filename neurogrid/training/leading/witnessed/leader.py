@@ -34,7 +34,7 @@ from neurogrid.p2p.streams.message_forms import sender_of
 from neurogrid.p2p.transfer import Transfers
 from neurogrid.p2p.trust import WORKER
 from neurogrid.p2p.wire import MessageType, TensorMessage
-from neurogrid.training.leading.chains.members import ChainMembers, ChainWorker
+from neurogrid.training.leading.chains.members import ChainMembers
 from neurogrid.training.leading.changes import WantedChanges
 from neurogrid.training.leading.facts import RunFacts
 from neurogrid.training.leading.hiring import HEARTBEAT
@@ -291,10 +291,9 @@ class WitnessedLeader:
         report = self._reports.get(peer)
         epoch = self._machine.epoch
         member = next((each for each in epoch.members if each.seat == seat), None)
-        worker = self._members.get(peer)
         if member is not None and member.health is Health.EJECTED:
             self._members.give_up(peer, "it has said two things of one round")
-        elif self._is_here(peer, worker) and report is not None:
+        elif self._is_here(peer) and report is not None:
             self._num_dropped[peer] = self._num_dropped.get(peer, 0) + 1
             if self._num_dropped[peer] >= _MAX_DROPPED:
                 why = f"witnesses had nothing of it in {_MAX_DROPPED} epochs"
@@ -312,11 +311,10 @@ class WitnessedLeader:
 
     # Members
 
-    def _is_here(self, peer: str, worker: ChainWorker) -> bool:
-        return (
-            worker.is_started
-            and self._host.is_connected(peer)
-            and not self._members.is_silent(worker)
+    def _is_here(self, peer: str) -> bool:
+        """Whether a member is there. One whose lease has ended takes part all the same."""
+        return self._host.is_connected(peer) and not self._members.is_silent(
+            self._members.get(peer)
         )
 
     def _look_after_members(self) -> None:
@@ -328,14 +326,14 @@ class WitnessedLeader:
                 continue
             report = self._reports.get(member.peer)
             is_other = report is not None and report.incarnation != member.incarnation
-            if is_other or not self._is_here(member.peer, self._members.get(member.peer)):
+            if is_other or not self._is_here(member.peer):
                 self._events.add(Left(member.seat, Health.DROPPED))
             elif report is not None:
                 self._hear_report(member.seat, report)
         for peer, incarnation in epoch.pending:
             report = self._reports.get(peer)
             is_other = report is None or report.incarnation != incarnation
-            if is_other or not self._is_here(peer, self._members.get(peer)):
+            if is_other or not self._is_here(peer):
                 self._events.add(Gone(peer, incarnation))
         healthy = {m.peer: m.incarnation for m in epoch.members if m.health is Health.HEALTHY}
         for peer, report in self._reports.items():
@@ -343,7 +341,7 @@ class WitnessedLeader:
             if is_known or report.state != "waiting" or peer in epoch.barred:
                 continue
             # One that is no member any more says that it waits before it can be one again.
-            if self._is_here(peer, self._members.get(peer)):
+            if self._is_here(peer) and self._members.get(peer).is_started:
                 self._events.add(Joined(peer, report.incarnation))
         members = [m.peer for m in epoch.members if m.health is Health.HEALTHY]
         for step, peer in self._agreement.apart(members):
@@ -428,7 +426,7 @@ class WitnessedLeader:
         """Fetch the weights that most members have after a round; whether they are here."""
         epoch = self._machine.epoch
         members = [m.peer for m in epoch.members if m.health is Health.HEALTHY]
-        here = [peer for peer in members if self._is_here(peer, self._members.get(peer))]
+        here = [peer for peer in members if self._is_here(peer)]
         digest = self._agreement.digest(step, members) or self._agreement.digest(step, here)
         reports = {peer: self._reports[peer] for peer in here if peer in self._reports}
         providers = [
@@ -472,7 +470,7 @@ class WitnessedLeader:
                 data = told.encode()
                 async with trio.open_nursery() as nursery:
                     for peer in self._reports:
-                        if self._is_here(peer, self._members.get(peer)):
+                        if self._is_here(peer):
                             nursery.start_soon(self._members.tell, peer, RunMessage.EPOCH, data)
             await trio.sleep(_SMALLEST_PAUSE)
             with trio.move_on_after(HEARTBEAT):
@@ -509,7 +507,7 @@ class WitnessedLeader:
         with trio.move_on_after(_GOODBYE):
             data = self._message().encode()
             for peer in self._reports:
-                if self._is_here(peer, self._members.get(peer)):
+                if self._is_here(peer):
                     await self._members.tell(peer, RunMessage.EPOCH, data)
         await self._members.dismiss_all(self._machine.state.reason or "the run is over")
 
