@@ -353,6 +353,37 @@ def test_a_run_is_changed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
         change_run(tmp_path, "inner.lr=1e-5")
 
 
+def test_a_witnessed_run_is_paused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    directory = RunDirectory(tmp_path)
+    directory.run_file.write_text(parse_run_file(LEAST, name="tiny.toml").text())
+    with pytest.raises(ConfigurationError, match=r'only a run with \[outer\] method = "distro"'):
+        change_run(tmp_path, "pause")
+    run = parse_run_file(f'preset = "psyche"\n{LEAST}', name="tiny.toml")
+    directory.run_file.write_text(run.text())
+    change_run(tmp_path, "pause")
+    assert directory.pause.exists()
+    assert "stops where it is within a second" in capsys.readouterr().err
+    for _ in range(2):
+        change_run(tmp_path, "go-on")
+        assert not directory.pause.exists()
+    with pytest.raises(ConfigurationError, match='"pause" is no KEY=VALUE'):
+        change_run(tmp_path, "pause", "go-on")
+
+
+def test_check_says_what_a_witnessed_run_takes(tmp_path: Path) -> None:
+    run = f'preset = "psyche"\n{LEAST}[epochs]\nwitnesses = 3\n'
+    (tmp_path / "run.toml").write_text(run)
+    done = command("check", "run.toml", "--members", "5", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert (
+        "# an epoch     500 rounds with the same members, 3 of them witnesses of each"
+        in done.stdout
+    )
+    # A thousandth of gradients of 14.6 MB, to and from four others.
+    assert "# bytes        46.3 kB sent and 46.3 kB received by a member in a round" in done.stdout
+    assert parse_run_file(done.stdout) == parse_run_file(run)
+
+
 def test_check_prints_a_run_file_and_what_it_takes(tmp_path: Path) -> None:
     (tmp_path / "run.toml").write_text(LEAST)
     (tmp_path / "runs" / "run").mkdir(parents=True)

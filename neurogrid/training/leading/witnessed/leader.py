@@ -183,15 +183,19 @@ class WitnessedLeader:
         state = self._machine.epoch
         if state.phase is EpochPhase.PAUSED:
             return "the run is paused: neurogrid train change DIR go-on goes on with it"
-        if state.phase is EpochPhase.WARMUP:
-            cold = [
-                m for m in state.members if m.health is Health.HEALTHY and m.seat not in state.ready
-            ]
-            names = ", ".join(self._members.called(each.peer) for each in cold)
+        is_warmup = state.phase is EpochPhase.WARMUP
+        if not is_warmup and state.phase is not EpochPhase.COOLDOWN:
+            return ""
+        missing = [
+            member.peer
+            for member in state.members
+            if member.health is Health.HEALTHY
+            and member.seat not in (state.ready if is_warmup else state.checkpointed)
+        ]
+        names = ", ".join(map(self._members.called, missing))
+        if is_warmup:
             return f"waits until members have the weights: {names}"
-        if state.phase is EpochPhase.COOLDOWN:
-            return f"waits for the weights after round {state.made}"
-        return ""
+        return f"waits for the weights after round {state.made}: {names}"
 
     # The run
 
