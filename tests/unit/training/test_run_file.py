@@ -308,6 +308,26 @@ def test_every_key_is_checked_and_told_by_its_line(title: str, key: str, wrong: 
             "run.toml:12: [layout] power_sgd sends what it sends in float32",
         ),
         (
+            f'{LEAST}[layout]\nstages = 2\n[outer]\nmethod = "distro"',
+            'run.toml:13: [outer] method "distro" is of members that hold the whole model',
+        ),
+        (
+            f'{LEAST}[outer]\nmethod = "distro"\n[members]\nmax = 129',
+            'run.toml:13: [members] max is at most 128 with method "distro"',
+        ),
+        (
+            f'{LEAST}[outer]\nmethod = "distro"\n[epochs]\nbatches = 3\n[members]\nmin = 4',
+            "run.toml:13: [epochs] batches is 0, or at least [members] min, 4",
+        ),
+        (
+            f'{LEAST}[outer]\nmethod = "distro"\nevery = 2',
+            'run.toml:12: [outer] every is 1 with method "distro"',
+        ),
+        (
+            f"{LEAST}[epochs]\ntrain = 0",
+            "run.toml:11: [epochs] train is a number of seconds, above 0 and at most 604800",
+        ),
+        (
             f'preset = "other"\n{LEAST}',
             'run.toml:1: preset is "hypha", "node0", "psyche", "neuroshard", not another',
         ),

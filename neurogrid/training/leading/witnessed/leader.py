@@ -161,8 +161,11 @@ class WitnessedLeader:
         self._is_fetching = False
         self._num_messages = 0
         self._num_dropped: dict[str, int] = {}
+        # Seats that are left by what is seen here, not by what witnesses say.
+        self._left: set[int] = set()
         authorise(exchange, WITNESSED_LEADER_TAKES)
         exchange.on_message(RunMessage.EPOCH_REPORT, self._on_report)
+        exchange.on_peer_lost(self._on_lost)
 
     def look(self) -> LeaderLook:
         """How the run stands at this moment, for whoever shows it."""
@@ -292,12 +295,11 @@ class WitnessedLeader:
     def _note_lost(self, seat: int, peer: str, name: str) -> None:
         """Somebody has no seat any more: say so, and ask it no more where witnesses never have anything of it."""
         self._progress.warn(f"{name or f'member {seat}'} is out of the epoch: the others go on")
-        report = self._reports.get(peer)
         epoch = self._machine.epoch
         member = next((each for each in epoch.members if each.seat == seat), None)
         if member is not None and member.health is Health.EJECTED:
             self._members.give_up(peer, "it has said two things of one round")
-        elif self._is_here(peer) and report is not None:
+        elif seat not in self._left and self._is_here(peer):
             self._num_dropped[peer] = self._num_dropped.get(peer, 0) + 1
             if self._num_dropped[peer] >= _MAX_DROPPED:
                 why = f"witnesses had nothing of it in {_MAX_DROPPED} epochs"
@@ -331,7 +333,7 @@ class WitnessedLeader:
             report = self._reports.get(member.peer)
             is_other = report is not None and report.incarnation != member.incarnation
             if is_other or not self._is_here(member.peer):
-                self._events.add(Left(member.seat, Health.DROPPED))
+                self._leave(member.seat)
             elif report is not None:
                 self._hear_report(member.seat, report)
         for peer, incarnation in epoch.pending:
@@ -355,7 +357,11 @@ class WitnessedLeader:
             )
             for member in epoch.members:
                 if member.peer == peer and member.health is Health.HEALTHY:
-                    self._events.add(Left(member.seat, Health.DROPPED))
+                    self._leave(member.seat)
+
+    def _leave(self, seat: int) -> None:
+        self._left.add(seat)
+        self._events.add(Left(seat, Health.DROPPED))
 
     def _hear_report(self, seat: int, report: EpochReport) -> None:
         """A member of the epoch tells how it stands."""
@@ -387,6 +393,10 @@ class WitnessedLeader:
         figures.keep(occupants)
 
     # What members say
+
+    def _on_lost(self, peer: str, reason: NeuroGridError) -> None:
+        # It may come back as another process: what this one said is of no use then.
+        self._reports.pop(peer, None)
 
     def _on_report(self, message: TensorMessage) -> None:
         report, peer = EpochReport.decode(message.data), sender_of(message)
