@@ -236,3 +236,38 @@ def test_steps_out_of_order_are_refused() -> None:
         make(top_k=0)
     with pytest.raises(ValueError, match="decay"):
         make(decay=1.1)
+
+
+def test_one_that_sent_nothing_has_the_same_weights() -> None:
+    one, other = make(one_bit=True), make(one_bit=True)
+    (before,) = (vector.clone() for vector in other.own_vectors())
+    mean = one.mean([one.encode(random(1), 0.01)])
+    one.commit(mean)
+    other.apply(mean, 0.01)
+    assert torch.equal(one.theta, other.theta)
+    assert torch.equal(other.own_vectors()[0], before)
+
+
+def test_a_mean_is_applied_beside_no_step_under_way() -> None:
+    one = make()
+    mean = one.mean([one.encode(random(1), 0.01)])
+    with pytest.raises(ValueError, match="committed or rolled back first"):
+        one.apply(mean, 0.01)
+    one.roll_back()
+    theta = one.theta.clone()
+    for lr in (0.0, -1.0, float("nan")):
+        with pytest.raises(ValueError, match="the learning rate"):
+            one.apply(mean, lr)
+    with pytest.raises(ValueError, match="the mean"):
+        one.apply(mean[:-1], 0.01)
+    with pytest.raises(NotFiniteError):
+        one.apply(torch.full_like(mean, float("inf")), 0.01)
+    assert torch.equal(one.theta, theta)
+
+
+def test_chunks_say_how_much_is_sent() -> None:
+    one = make()
+    assert len(one.chunks) == len(SHAPES)
+    assert sum(number * size for number, size, _ in one.chunks) == NUM
+    sent = one.encode(random(1), 0.01)
+    assert sum(number * k for number, _, k in one.chunks) == len(sent.positions)

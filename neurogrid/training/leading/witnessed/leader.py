@@ -48,7 +48,7 @@ from neurogrid.training.leading.witnessed.common_weights import CommonWeights
 from neurogrid.training.leading.witnessed.epoch_messages import epoch_message
 from neurogrid.training.leading.witnessed.round_events import RoundEvents
 from neurogrid.training.runs.changes import run_at
-from neurogrid.training.runs.state import Occupant, Phase
+from neurogrid.training.runs.state import Occupant, Phase, Seat
 from neurogrid.training.runs.witnessed_machine import WitnessedMachine
 from neurogrid.training.wire.runs import (
     Epoch,
@@ -265,7 +265,7 @@ class WitnessedLeader:
         self._keeper.write(self._machine.drain())
         after = self._machine.epoch
         for number in seats.keys() - self._machine.state.seats.keys():
-            self._note_lost(number, seats[number].peer, seats[number].name)
+            self._note_lost(seats[number], in_round=before.has_round)
         if after.going is EpochPhase.COOLDOWN and before.going is not EpochPhase.COOLDOWN:
             self._say_end()
             self._is_fetching = True
@@ -292,14 +292,16 @@ class WitnessedLeader:
         if why:
             self._progress.warn(f"the epoch ends after round {epoch.made}: {why}")
 
-    def _note_lost(self, seat: int, peer: str, name: str) -> None:
+    def _note_lost(self, held: Seat, *, in_round: bool) -> None:
         """Somebody has no seat any more: say so, and ask it no more where witnesses never have anything of it."""
-        self._progress.warn(f"{name or f'member {seat}'} is out of the epoch: the others go on")
+        seat, peer = held.number, held.peer
+        called = held.name or f"member {seat}"
+        self._progress.warn(f"{called} is out of the epoch: the others go on")
         epoch = self._machine.epoch
         member = next((each for each in epoch.members if each.seat == seat), None)
         if member is not None and member.health is Health.EJECTED:
             self._members.give_up(peer, "it has said two things of one round")
-        elif seat not in self._left and self._is_here(peer):
+        elif in_round and seat not in self._left and self._is_here(peer):
             self._num_dropped[peer] = self._num_dropped.get(peer, 0) + 1
             if self._num_dropped[peer] >= _MAX_DROPPED:
                 why = f"witnesses had nothing of it in {_MAX_DROPPED} epochs"
