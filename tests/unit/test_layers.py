@@ -285,6 +285,15 @@ HOUSE = (
     training(".runs.methods", frozenset({"torch"})),
     training(".runs.trainers", frozenset()),
     training(".runs", frozenset()),
+    # Pure: no clock, no socket, no torch. What members claim, who looks at it, and what shows that it is false.
+    training(".checks.signed", frozenset({"cryptography"})),
+    training(".checks.claims", frozenset()),
+    training(".checks.drawing", frozenset()),
+    training(".checks.band", frozenset()),
+    training(".checks.ledger", frozenset()),
+    training(".checks.evidence", frozenset()),
+    # The same on tensors.
+    training(".checks", frozenset({"torch"})),
     # A worker's side and a leader's side of a run, which do not know each other.
     Room(
         "neurogrid.training.members",

@@ -25,6 +25,18 @@ def make(**options: object) -> Distro:
     return Distro(random(0), SHAPES, **{"top_k": 3, "max_side": 4, **options})  # type: ignore[arg-type]
 
 
+def test_what_remains_is_what_the_commit_leaves() -> None:
+    for one_bit in (True, False):
+        member = make(one_bit=one_bit)
+        for step in range(3):
+            sent = member.encode(random(step + 1), 0.1)
+            remaining = member.remaining()
+            member.commit(member.mean([sent]))
+            assert torch.equal(member.own_vectors()[0], remaining)
+    with pytest.raises(ValueError, match="under way"):
+        member.remaining()
+
+
 @given(
     shape=st.lists(st.integers(1, 12), max_size=3).map(tuple),
     max_side=st.integers(1, 8),

@@ -1,0 +1,115 @@
+"""Checks: how members of a run that do not trust each other find out who cheats.
+
+Each member signs a claim of what it computed in a round. The seed of the next round draws who computes some of them
+again. What does not hold becomes evidence, by which any third comes to the same verdict: the member has cheated, or who
+accused it has.
+
+    signed          bodies of fixed length, signed by an identity key
+    claims          what a member says that it computed
+    ledger          claims in turn: what fits, and what contradicts itself
+    drawing         who looks at whose claim
+    band            how far honest processors may be apart
+    comparing       vectors compared
+    recomputing     claims made, computed again, and judged
+    evidence        findings, what accuses, and whom it is against
+
+Source: protocol_spec/training/checks.md.
+"""
+
+from neurogrid.training.checks.band import Apart, Band, Sums, apart, measured_band
+from neurogrid.training.checks.claims import (
+    CLAIM_BYTES,
+    Claim,
+    Samples,
+    Settings,
+    open_claim,
+    sign_claim,
+)
+from neurogrid.training.checks.comparing import gradient_between, sums_of
+from neurogrid.training.checks.drawing import (
+    Audit,
+    draw_audits,
+    probability_of_detection,
+    rounds_to_detection,
+)
+from neurogrid.training.checks.evidence import (
+    FINDING_BYTES,
+    MAX_EVIDENCE_BYTES,
+    Evidence,
+    Finding,
+    Named,
+    liars,
+    open_evidence,
+    open_finding,
+    pack_conflict,
+    pack_evidence,
+    sign_finding,
+)
+from neurogrid.training.checks.ledger import ClaimError, Conflict, Facts, Ledger, conflict_of
+from neurogrid.training.checks.recomputing import (
+    Audited,
+    EvidenceError,
+    Made,
+    Material,
+    MaterialError,
+    Place,
+    audit,
+    check_evidence,
+    make_claim,
+    pack_plainly,
+    result_id,
+    start_of,
+    vector_id,
+)
+
+__all__ = [
+    # Claims
+    "Claim",
+    "Samples",
+    "Settings",
+    "Place",
+    "Made",
+    "make_claim",
+    "sign_claim",
+    "open_claim",
+    "CLAIM_BYTES",
+    "Facts",
+    "Ledger",
+    "ClaimError",
+    "Conflict",
+    "conflict_of",
+    "start_of",
+    "vector_id",
+    "result_id",
+    "pack_plainly",
+    # Audits
+    "Audit",
+    "draw_audits",
+    "probability_of_detection",
+    "rounds_to_detection",
+    "Material",
+    "MaterialError",
+    "Audited",
+    "audit",
+    "Band",
+    "Apart",
+    "Sums",
+    "apart",
+    "measured_band",
+    "sums_of",
+    "gradient_between",
+    # Evidence
+    "Finding",
+    "sign_finding",
+    "open_finding",
+    "FINDING_BYTES",
+    "Evidence",
+    "pack_conflict",
+    "pack_evidence",
+    "open_evidence",
+    "MAX_EVIDENCE_BYTES",
+    "check_evidence",
+    "EvidenceError",
+    "Named",
+    "liars",
+]
