@@ -292,6 +292,7 @@ HOUSE = (
     training(".checks.band", frozenset()),
     training(".checks.ledger", frozenset()),
     training(".checks.evidence", frozenset()),
+    training(".checks.plausibility", frozenset()),
     # The same on tensors.
     training(".checks", frozenset({"torch"})),
     # A worker's side and a leader's side of a run, which do not know each other.

@@ -9,6 +9,7 @@ accused it has.
     ledger          claims in turn: what fits, and what contradicts itself
     drawing         who looks at whose claim
     band            how far honest processors may be apart
+    plausibility    what is odd beside others, and so looked at more often
     comparing       vectors compared
     recomputing     claims made, computed again, and judged
     evidence        findings, what accuses, and whom it is against
@@ -25,7 +26,7 @@ from neurogrid.training.checks.claims import (
     open_claim,
     sign_claim,
 )
-from neurogrid.training.checks.comparing import gradient_between, sums_of
+from neurogrid.training.checks.comparing import figures_of, gradient_between, sums_of
 from neurogrid.training.checks.drawing import (
     Audit,
     draw_audits,
@@ -46,6 +47,7 @@ from neurogrid.training.checks.evidence import (
     sign_finding,
 )
 from neurogrid.training.checks.ledger import ClaimError, Conflict, Facts, Ledger, conflict_of
+from neurogrid.training.checks.plausibility import Figures, Thresholds, Watch, Worth, refusal
 from neurogrid.training.checks.recomputing import (
     Audited,
     EvidenceError,
@@ -98,6 +100,13 @@ __all__ = [
     "measured_band",
     "sums_of",
     "gradient_between",
+    # Suspicion
+    "Figures",
+    "figures_of",
+    "Thresholds",
+    "refusal",
+    "Worth",
+    "Watch",
     # Evidence
     "Finding",
     "sign_finding",

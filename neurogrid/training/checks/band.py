@@ -28,8 +28,9 @@ ACCUSED_FROM: Final = 2.0
 CONFIRMED_FROM: Final = 1.0
 """Bands that a claim must be off, for a third to confirm the accusation."""
 
-# A band is wider than what was seen, which was not all that there is.
-_MARGIN: Final = 2.0
+# A band is wider than what was seen, which was not all that there is: of 150 gradients of a small Llama, in bfloat16 and
+# in float32, the farthest were ten times as far apart as the first four (benchmarks/cheats.py).
+_MARGIN: Final = 8.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +66,10 @@ class Apart:
 
 @dataclass(frozen=True, slots=True)
 class Band:
-    """How far honest processors may be apart. The default is for those of which nothing is known: about ten times what
-    products in bfloat16 are from those in float32.
+    """How far honest processors may be apart.
+
+    The default is for those of which nothing is known: about four times what products in bfloat16 were from those in
+    float32 at most. Between kinds of float32 it can be narrower by far, and is to be measured.
 
     Attributes:
         angle, log_ratio, tensor_angle, tensor_log_ratio: as of `Apart`; above 0.
@@ -74,10 +77,10 @@ class Band:
         rounding: of an encoding, a share of the norm of a chunk; of momenta, of the largest element.
     """
 
-    angle: float = 0.05
-    log_ratio: float = 0.03
-    tensor_angle: float = 0.15
-    tensor_log_ratio: float = 0.1
+    angle: float = 0.08
+    log_ratio: float = 0.08
+    tensor_angle: float = 0.6
+    tensor_log_ratio: float = 0.3
     floor: float = 1e-7
     rounding: float = 1e-4
 
@@ -120,7 +123,7 @@ def apart(tensors: Sequence[Sums], floor: float = 0.0) -> Apart:
 
 
 def measured_band(found: Iterable[Apart], *, floor: float, rounding: float = 1e-4) -> Band:
-    """The band for processors of which pairs were found to be so far apart: twice as wide as the farthest.
+    """The band for processors of which pairs were found to be so far apart: eight times as wide as the farthest.
 
     Args:
         found: of pairs of processors that computed the same, with the same floor.

@@ -11,21 +11,47 @@ way, and that is judged in float64.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from neurogrid.training.checks.band import Sums
 from neurogrid.training.checks.claims import Settings
+from neurogrid.training.checks.plausibility import Figures
 from neurogrid.training.optimizers import ChunkedDct, Coefficients
 
-__all__ = ["encoding_error", "gradient_between", "momentum_error", "sums_of"]
+__all__ = [
+    "encoding_error",
+    "figures_of",
+    "gradient_between",
+    "momentum_error",
+    "sums_of",
+]
 
 
 def sums_of(a: Tensor, b: Tensor, settings: Settings) -> list[Sums]:
     """The sums of each tensor of two vectors, float [n]."""
     pairs = zip(a.split(settings.sizes), b.split(settings.sizes), strict=True)
     return [_sums(x.double(), y.double()) for x, y in pairs]
+
+
+def figures_of(rows: Sequence[Tensor]) -> list[Figures]:
+    """Each member's vector, float32 [n], beside the mean of the others'; there are at least two.
+
+    Of coefficients the same comes out as of what they stand for: the transform is orthonormal, but for the variance,
+    which is that of coefficients then.
+    """
+    total = torch.stack([row.double() for row in rows]).sum(0)
+    found = []
+    for row in rows:
+        own = row.double()
+        others = (total - own) / (len(rows) - 1)
+        norms = float(own.norm()), float(others.norm())
+        variances = float(own.var(correction=0)), float(others.var(correction=0))
+        cosine = float(own @ others) / (norms[0] * norms[1]) if all(norms) else 0.0
+        found.append(Figures(cosine, _ratio(*norms), _ratio(*variances)))
+    return found
 
 
 def gradient_between(before: Tensor, kept: Tensor, settings: Settings, lr: float) -> Tensor:
@@ -97,6 +123,10 @@ def momentum_error(
 def _or_infinite(error: float) -> float:
     """What is no number is as wrong as can be."""
     return math.inf if math.isnan(error) else error
+
+
+def _ratio(one: float, other: float) -> float:
+    return one / other if other else (math.inf if one else 1.0)
 
 
 def _chunks(

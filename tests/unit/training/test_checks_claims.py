@@ -413,12 +413,12 @@ def test_two_thresholds_never_name_who_is_honest(
         assert seen <= 1
 
 
-def test_a_band_is_twice_what_pairs_were_apart() -> None:
+def test_a_band_is_wider_than_what_pairs_were_apart() -> None:
     one = apart([Sums(1.0, 1.0, 1e-4, 10)])
     assert one.angle == pytest.approx(0.01, rel=1e-3)
     band = measured_band([one, apart([Sums(1.0, 1.0, 0.0, 10)])], floor=0.0)
-    assert band.angle == pytest.approx(0.02, rel=1e-3)
-    assert band.excess(one) == pytest.approx(0.5)
+    assert band.angle == pytest.approx(0.08, rel=1e-3)
+    assert band.excess(one) == pytest.approx(0.125)
     assert band.log_ratio > 0
     assert Band().excess(one, rounding=1.0) == pytest.approx(1 / Band().rounding)
     with pytest.raises(ValueError, match="one pair"):
