@@ -6,7 +6,7 @@ Eight members train a small Llama on the sources of Python's library by DisTrO, 
 one of them cheats (three where losses are compared). Claims, audits and evidence are those of runs; what differs
 between processors is real, too: products in bfloat16, other micro-batches, other instructions in a process of its own.
 
-What the members do is in `cheat_fleet.py`.
+What the members do is in `cheat_fleet.py`, and what kinds of processors there are in `cheat_processors.py`.
 """
 
 from __future__ import annotations
@@ -17,14 +17,13 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import argparse
 import copy
-import subprocess
+import math
 import sys
-import tempfile
 import time
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass, field, replace
+from hashlib import sha256
 from statistics import mean, median
 from typing import Any
 
@@ -47,13 +46,12 @@ from cheat_fleet import (
     diloco_figures,
     gradient_figures,
 )
+from cheat_processors import PROCESSORS, band_for, measure_band
 from report import spread, table, write_report
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from neurogrid.p2p.hosts.identity import Identity
 from neurogrid.training.checks import (
-    Apart,
     Audited,
     Band,
     Facts,
@@ -64,30 +62,24 @@ from neurogrid.training.checks import (
     Named,
     Thresholds,
     Watch,
-    apart,
     audit,
     check_evidence,
     draw_audits,
     figures_of,
-    measured_band,
     pack_evidence,
     refusal,
     rounds_to_detection,
     sign_claim,
     sign_finding,
     start_of,
-    sums_of,
 )
 
 CHEAT = 5
+ROBUST = ("median", "trimmed_mean:0.25", "multi_krum:2", "krum", "geometric_median")
 SHARES = (0.05, 0.1, 0.25)
-FLOOR = 1e-7
-PROCESSORS: dict[str, dict[str, Any]] = {
-    "alike": {},
-    "products in bfloat16": {"in_bfloat16": True},
-    "micro-batches of 1": {"at_once": 1},
-    "2 threads": {"threads": 2},
-}
+# Of eight claims of a round, who looks at each.
+LOOKING = ("alike", "micro-batches of 1", "alike", "products in bfloat16", "alike", "products in bfloat16", "alike",
+           "alike")  # fmt: skip
 IDENTITIES = [Identity.generate() for _ in range(MEMBERS)]
 
 
@@ -122,67 +114,6 @@ def accuse(seat: int, made: Made, audited: Audited, auditor: int) -> bytes:
     )  # fmt: skip
 
 
-# What honest processors are apart
-
-
-def measure_band(fleet: Fleet) -> tuple[Band, list[list[str]]]:
-    """Pairs of processors on the same rows: one table row each, and the band of all."""
-    found: dict[str, list[Apart]] = defaultdict(list)
-    equal: Counter[str] = Counter()
-    seats = range(4)
-    plain = [fleet.own(seat) for seat in seats]
-    others = {name: [fleet.own(seat, **how) for seat in seats] for name, how in PROCESSORS.items()}
-    others["no vector instructions"] = in_another_process(fleet)
-    for name, gradients in others.items():
-        for one, other in zip(plain, gradients, strict=True):
-            equal[name] += torch.equal(one, other)
-            found[name].append(apart(sums_of(one, other, SETTINGS), FLOOR))
-    rows = [
-        [
-            name,
-            f"{equal[name]} of {len(pairs)}",
-            *(
-                f"{max(getattr(pair, what) for pair in pairs):.1e}"
-                for what in ("angle", "log_ratio", "tensor_angle", "tensor_log_ratio")
-            ),
-        ]
-        for name, pairs in found.items()
-    ]
-    band = measured_band([pair for pairs in found.values() for pair in pairs], floor=FLOOR)
-    return band, rows
-
-
-def in_another_process(fleet: Fleet) -> list[Tensor]:
-    """The gradients of the first four seats, by a process that is told to use no vector instructions."""
-    with tempfile.TemporaryDirectory() as directory:
-        path = Path(directory)
-        save_file(
-            {"weights": fleet.weights, **{f"rows{seat}": fleet.rows(seat) for seat in range(4)}},
-            path / "in",
-        )
-        subprocess.run(
-            [sys.executable, __file__, "--child", directory],
-            check=True,
-            env={
-                **os.environ,
-                "ATEN_CPU_CAPABILITY": "default",
-                "MKL_CBWR": "COMPATIBLE",
-                "ONEDNN_MAX_CPU_ISA": "SSE41",
-            },
-        )
-        found = load_file(path / "out")
-    return [found[f"gradient{seat}"] for seat in range(4)]
-
-
-def child(directory: Path) -> None:
-    given = load_file(directory / "in")
-    found = {
-        f"gradient{seat}": LLAMA.gradient(given["weights"], given[f"rows{seat}"])
-        for seat in range(4)
-    }
-    save_file(found, directory / "out")
-
-
 # Honest rounds
 
 
@@ -194,10 +125,13 @@ class Honest:
         audits: of claims, by processors of several kinds in turn.
         equal: of these, bit for bit the same.
         accusations, doubts: of these.
-        largest: bands that a claim was off at most.
+        largest: bands that a claim was off at most, by the auditor's processor.
         refused: by each of the thresholds, vectors of members.
         vectors: of members that the thresholds were tried on.
-        falsely_accused: members whom a lying auditor accused; named: accusers that a third has named for it.
+        falsely_accused: members whom a lying auditor accused.
+        named: accusers that a third has named for it.
+        audit_seconds: of CPU, of all audits without the gradients.
+        loss: of what is held out, at the end.
     """
 
     rounds: int = 0
@@ -205,29 +139,30 @@ class Honest:
     equal: int = 0
     accusations: int = 0
     doubts: int = 0
-    largest: float = 0.0
+    largest: dict[str, float] = field(default_factory=dict)
     refused: int = 0
     vectors: int = 0
     falsely_accused: int = 0
     named: int = 0
     audit_seconds: float = 0.0
+    loss: float = 0.0
 
 
 def honest_rounds(number: int, band: Band) -> tuple[Honest, list[Figures]]:
     """Every claim of every round is audited, each by the next kind of processor."""
     found, figures = Honest(), []
     fleet = Fleet(1)
-    kinds = list(PROCESSORS.values())
     for _ in range(number):
         made = fleet.make({})
         for seat, each in made.items():
-            again = fleet.own(seat, **kinds[(fleet.round + seat) % len(kinds)])
+            name = LOOKING[(fleet.round + seat) % len(LOOKING)]
+            again = fleet.own(seat, **PROCESSORS[name])
             began = time.process_time()
-            audited = looked_at(each, again, band)
+            audited = looked_at(each, again, band_for(name, band))
             found.audit_seconds += time.process_time() - began
             found.audits += 1
             found.equal += audited.is_equal
-            found.largest = max(found.largest, audited.finding.excess)
+            found.largest[name] = max(found.largest.get(name, 0.0), audited.finding.excess)
             found.accusations += audited.finding.accuses
             found.doubts += not audited.finding.holds and not audited.finding.accuses
         if fleet.round % 10 == 0:
@@ -242,6 +177,9 @@ def honest_rounds(number: int, band: Band) -> tuple[Honest, list[Figures]]:
             found.named += third_says(fleet, seat, made[seat], data, peer, band) == Named.ACCUSER
         fleet.apply(made)
         found.rounds += 1
+        if found.rounds % 100 == 0:
+            say(f"{found.rounds} honest rounds, {found.accusations} accusations, {found.largest}")
+    found.loss = LLAMA.loss(fleet.weights, LLAMA.held)
     found.vectors = len(figures)
     found.refused = sum(bool(refusal(each, Thresholds())) for each in figures)
     return found, figures
@@ -270,7 +208,7 @@ class Watched:
     """One cheat over some rounds, for one seed.
 
     Attributes:
-        accused: for each round, whether an auditor that looks at the claim accuses, by its processor and its band.
+        accused: for each round, whether an auditor that looks at the claim accuses, by its processor.
         least: bands that a claim was off, the least of all rounds, by the same.
         confirmed: of the accusations, those that a third of another kind confirms.
         refused: rounds whose figures are beyond a threshold.
@@ -285,11 +223,7 @@ class Watched:
     by_worth: int | None
 
 
-AUDITORS = {
-    "alike": ("alike", False),
-    "bfloat16": ("products in bfloat16", False),
-    "bfloat16, default band": ("products in bfloat16", True),
-}
+AUDITORS = ("alike", "products in bfloat16")
 
 
 def watched(kind: str, begun: Fleet, rounds: int, band: Band) -> Watched:
@@ -297,15 +231,14 @@ def watched(kind: str, begun: Fleet, rounds: int, band: Band) -> Watched:
     found = Watched({name: [] for name in AUDITORS}, {}, [], [], None, None)
     cosines, worths = Watch(), Watch()
     for number in range(1, rounds + 1):
-        made = fleet.make({CHEAT: kind})
+        made = fleet.make({CHEAT: kind} if kind else {})
         cheated = made[CHEAT]
         for name, outcomes in found.accused.items():
-            processor, has_default = AUDITORS[name]
-            again = fleet.own(CHEAT, **PROCESSORS[processor])
-            audited = looked_at(cheated, again, Band() if has_default else band)
+            again = fleet.own(CHEAT, **PROCESSORS[name])
+            audited = looked_at(cheated, again, band_for(name, band))
             outcomes.append(audited.finding.accuses)
             found.least[name] = min(found.least.get(name, 1e9), audited.finding.excess)
-            if not has_default and audited.finding.accuses:
+            if name == "alike" and audited.finding.accuses:
                 auditor = (CHEAT + number) % MEMBERS
                 auditor += auditor == CHEAT
                 data = accuse(CHEAT, cheated, audited, auditor % MEMBERS)
@@ -326,7 +259,7 @@ def watched(kind: str, begun: Fleet, rounds: int, band: Band) -> Watched:
     return found
 
 
-def rounds_until(outcomes: Sequence[bool], share: float, draws: int) -> list[float]:
+def rounds_until(kind: str, outcomes: Sequence[bool], share: float, draws: int) -> list[float]:
     """Rounds until a draw falls on the cheat in a round whose audit accuses: the seeds are those of `draw_audits`."""
     if not any(outcomes):
         return []
@@ -335,7 +268,7 @@ def rounds_until(outcomes: Sequence[bool], share: float, draws: int) -> list[flo
     for draw in range(draws):
         number = 0
         while True:
-            seed = (draw << 64 | number).to_bytes(32, "big")
+            seed = sha256(f"{kind} {share} {draw} {number}".encode()).digest()
             accuses = outcomes[number % len(outcomes)]
             number += 1
             if accuses and any(a.seat == CHEAT for a in draw_audits(seed, seats, seats, share)):
@@ -426,19 +359,16 @@ def main() -> None:
         "--before", type=int, default=20, help="honest rounds before a cheat begins"
     )
     parser.add_argument(
-        "--rounds", type=int, default=30, help="with a cheat, each of them looked at"
+        "--rounds", type=int, default=20, help="with a cheat, each of them looked at"
     )
-    parser.add_argument("--seeds", type=int, default=3, help="runs of each cheat")
+    parser.add_argument("--seeds", type=int, default=2, help="runs of each cheat")
     parser.add_argument("--draws", type=int, default=300, help="draws of auditors for each run")
-    parser.add_argument("--end", type=int, default=100, help="rounds until losses are compared")
-    parser.add_argument("--child", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--end", type=int, default=60, help="rounds until losses are compared")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    if options.child:
-        child(options.child)
-        return
     begun = [begun_at(seed + 1, options.before) for seed in range(options.seeds)]
-    band, processors = measure_band(begun[0])
+    states = [begun_at(9, 1), *begun, begun_at(9, 4 * options.before)]
+    band, processors = measure_band(states)
     say("band measured")
     figures = [
         threshold_row("gradients", gradient_figures(copy.deepcopy(begun[0]))),
@@ -447,7 +377,10 @@ def main() -> None:
     honest, of_distro = honest_rounds(options.honest, band)
     figures.append(threshold_row("signs of DisTrO", of_distro))
     say("honest rounds")
-    cheats = [cheat_row(kind, begun, options.rounds, options.draws, band) for kind in CHEATS]
+    cheats = [
+        cheat_row(kind, begun[: options.seeds], options.rounds, options.draws, band)
+        for kind in ("", *CHEATS)
+    ]
     say("cheats")
     losses = loss_rows(begun[0], options.end, band)
     auditing = 1000 * honest.audit_seconds / honest.audits
@@ -460,7 +393,8 @@ def main() -> None:
         "\n\n".join(
             [
                 "## What honest processors are apart",
-                "The same rows on the same weights, beside one thread in float32; largest of 4 gradients.",
+                f"The same rows on the same weights, beside one thread in float32; largest of {4 * len(states)} "
+                f"gradients, of {len(states)} states from the first round to the {4 * options.before}th.",
                 table(
                     [
                         "processor",
@@ -472,13 +406,15 @@ def main() -> None:
                     ],
                     processors,
                 ),
-                "The band that follows, twice as wide as the widest of each: "
+                "The band between the kinds of float32, eight times as wide as the widest of each: "
                 + ", ".join(f"{each:.1e}" for each in widths)
-                + ". It is used below where no other one is named.",
+                + ". Auditors in bfloat16 have the default one.",
                 "## Honest rounds",
-                f"{honest.rounds} rounds, each of their {honest.audits:,} claims audited, by processors of these kinds "
-                f"in turn (those of this process): {honest.accusations} accusations, {honest.doubts} doubts, "
-                f"{honest.equal:,} with the same bits; at most {honest.largest:.2f} bands off. An audit takes "
+                f"{honest.rounds:,} rounds, each of their {honest.audits:,} claims audited, 5 of 8 by processors alike, "
+                f"2 in bfloat16, 1 in micro-batches of 1: {honest.accusations} accusations, {honest.doubts} doubts, "
+                f"{honest.equal:,} with the same bits; off at most "
+                + ", ".join(f"{each:.2f} bands ({name})" for name, each in honest.largest.items())
+                + f". Loss of what is held out at the end: {honest.loss:.3f}. An audit takes "
                 f"{auditing:.0f} ms of CPU beside the gradient. Of {honest.falsely_accused} false accusations, signed "
                 f"by an auditor of an honest claim, a third named the accuser in {honest.named}.",
                 "## Thresholds (NeuroShard's) on honest members",
@@ -491,11 +427,11 @@ def main() -> None:
                 f"One of {MEMBERS} cheats in every round after {options.before} honest ones, {options.rounds} rounds, "
                 f"{options.seeds} seeds. Thresholds: share of its vectors that are refused. Oddest: rounds until the "
                 "cheat is the oddest of all by its cosines, and by the advantage of the samples that it was given "
-                "(worst of the seeds; at least 3 are looked at). Rounds until found: all claims of the cheat were "
-                f"audited; {options.draws} draws a seed say which of these audits would have been made: median (19 of "
-                "20 found by), auditors with the same processor. Of those in bfloat16, and of those with the default "
-                "band besides, the share of audits that accuse. Confirmed: accusations that a third, who computes in "
-                "micro-batches of 1, confirmed.",
+                "(worst of the seeds, or in how many it ever was; at least 3 rounds are looked at). Rounds until "
+                f"found: every claim of the cheat was audited, and {options.draws} draws a seed say which of these "
+                "audits would have been made: median (19 of 20 found by). Audits that accuse, of processors alike and "
+                "in bfloat16, and how many bands the claims were off at least. Confirmed: accusations that a third confirmed who "
+                "computes in micro-batches of 1.",
                 table(
                     [
                         "cheat",
@@ -505,14 +441,20 @@ def main() -> None:
                         *(f"found at {s:.0%}" for s in SHARES),
                         "alike",
                         "bfloat16",
-                        "default band",
-                        "least off",
+                        "off, alike",
+                        "off, bfloat16",
                         "confirmed",
                     ],
                     cheats,
                 ),
+                f"By the formula the mean is {', '.join(f'{rounds_to_detection(s):.0f}' for s in SHARES)} rounds at "
+                "these shares, the median "
+                + ", ".join(f"{math.ceil(math.log(0.5) / math.log(1 - s))}" for s in SHARES)
+                + ", and 19 of 20 are found by "
+                + ", ".join(f"{math.ceil(math.log(0.05) / math.log(1 - s))}" for s in SHARES)
+                + ".",
                 "## Witnesses that lie",
-                f"A member that cheats in each round, and one other auditor of {MEMBERS - 1} that says that they hold. "
+                f"A member that cheats in each round, and one other auditor of {MEMBERS - 1} that says that its claims hold. "
                 "Rounds until an honest auditor is drawn: median (19 of 20 by), mean, mean by the formula; and how "
                 "often the one that lied was drawn for the same claim, and so is named with it.",
                 table(
@@ -528,22 +470,9 @@ def main() -> None:
                 ),
                 "## What it costs",
                 f"Loss of what is held out {options.end} rounds after the cheats began, one seed. Audits are of 10 % "
-                "of the claims; who is found goes, and in brackets is the round in which the last one went.",
-                table(
-                    [
-                        "cheat",
-                        "1 of 8",
-                        "1 of 8, audits",
-                        "3 of 8",
-                        "3 of 8, audits",
-                        "median",
-                        "trimmed_mean:0.375",
-                        "multi_krum:2",
-                        "krum",
-                        "geometric_median",
-                    ],
-                    losses,
-                ),
+                "of the claims; who is found goes, and in brackets is the round in which the last one went. Robust "
+                "aggregates are of the coefficients, with three cheats, without audits.",
+                table(["cheat", "1 of 8", "3 of 8", "3 of 8, audits", *ROBUST], losses),
                 f"CPU time of all: {time.process_time():.0f} s.",
             ]
         ),
@@ -556,26 +485,26 @@ def say(what: str) -> None:
 
 def cheat_row(kind: str, begun: Sequence[Fleet], rounds: int, draws: int, band: Band) -> list[str]:
     runs = [watched(kind, fleet, rounds, band) for fleet in begun]
-    say(kind)
+    say(kind or "none")
 
     def share(values: list[bool]) -> str:
         return f"{100 * mean(values):.0f} %" if values else "none"
 
     def first(values: list[int | None]) -> str:
         known = [each for each in values if each is not None]
-        return f"{max(known)}" if len(known) == len(values) else f"{len(known)} of {len(values)}"
+        return f"{max(known)}" if len(known) == len(values) else f"in {len(known)} of {len(values)}"
 
-    cells = [kind, share([each for run in runs for each in run.refused])]
+    cells = [kind or "none", share([each for run in runs for each in run.refused])]
     cells += [first([run.by_cosine for run in runs]), first([run.by_worth for run in runs])]
     for part in SHARES:
         until = sorted(
-            each for run in runs for each in rounds_until(run.accused["alike"], part, draws)
+            each for run in runs for each in rounds_until(kind, run.accused["alike"], part, draws)
         )
         cells.append(
             f"{median(until):.0f} ({until[int(0.95 * len(until))]:.0f})" if until else "never"
         )
     cells += [share([each for run in runs for each in run.accused[name]]) for name in AUDITORS]
-    cells.append(f"{min(run.least['alike'] for run in runs):.1f}")
+    cells += [f"{min(run.least[name] for run in runs):.2g}" for name in AUDITORS]
     confirmed = [each for run in runs for each in run.confirmed]
     cells.append(f"{sum(confirmed)} of {len(confirmed)}")
     return cells
@@ -584,7 +513,6 @@ def cheat_row(kind: str, begun: Sequence[Fleet], rounds: int, draws: int, band: 
 def loss_rows(begun: Fleet, rounds: int, band: Band) -> list[list[str]]:
     """One cheat a row; of aggregators only for cheats that they are about, and for none."""
     three = (3, CHEAT, 6)
-    robust = ("median", "trimmed_mean:0.375", "multi_krum:2", "krum", "geometric_median")
 
     def cell(*arguments: Any, **more: Any) -> str:
         loss, last = final_loss(begun, *arguments, rounds, **more)
@@ -593,12 +521,9 @@ def loss_rows(begun: Fleet, rounds: int, band: Band) -> list[list[str]]:
     rows = []
     for kind in ("", *(each for each in CHEATS if each != WITHIN)):
         row = [kind or "none", cell(kind, (CHEAT,))]
-        audited: dict[str, Any] = {"share": 0.1, "band": band}
-        row += [cell(kind, (CHEAT,), **audited), *([] if kind else ["", ""])]
-        if kind:
-            row += [cell(kind, three), cell(kind, three, **audited)]
-        has_robust = kind in ("", "sign flipped", "noise", "does not compute")
-        row += [cell(kind, three, aggregator=each) if has_robust else "" for each in robust]
+        row += [cell(kind, three), cell(kind, three, share=0.1, band=band)] if kind else ["", ""]
+        has_robust = kind in ("", "sign flipped", "noise")
+        row += [cell(kind, three, aggregator=each) if has_robust else "" for each in ROBUST]
         rows.append(row)
         say(f"losses: {kind or 'none'}")
     return rows
