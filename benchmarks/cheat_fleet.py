@@ -234,7 +234,7 @@ CHEATS: dict[str, Callable[[Fleet, int], Tensor]] = {
 }
 
 
-def diloco_figures(rounds: int = 6, steps: int = 20) -> list[Figures]:
+def diloco_figures(rounds: int = 4, steps: int = 20) -> list[Figures]:
     """Of honest differences after some steps of AdamW each, with an outer Nesterov step in between."""
     found: list[Figures] = []
     common = LLAMA.start.clone()
@@ -255,7 +255,7 @@ def diloco_figures(rounds: int = 6, steps: int = 20) -> list[Figures]:
     return found
 
 
-def gradient_figures(fleet: Fleet, rounds: int = 10) -> list[Figures]:
+def gradient_figures(fleet: Fleet, rounds: int = 6) -> list[Figures]:
     """Of honest gradients, of a state that goes on by DisTrO."""
     found: list[Figures] = []
     for _ in range(rounds):

@@ -35,12 +35,13 @@ def measure_band(states: Sequence[Fleet]) -> tuple[Band, list[list[str]]]:
     found: dict[str, list[Apart]] = defaultdict(list)
     equal: Counter[str] = Counter()
     seats = range(4)
-    for fleet in states:
+    other = in_another_process(states)
+    for number, fleet in enumerate(states):
         plain = [fleet.own(seat) for seat in seats]
         others = {
             name: [fleet.own(seat, **how) for seat in seats] for name, how in PROCESSORS.items()
         }
-        others["no vector instructions"] = in_another_process(fleet)
+        others["no vector instructions"] = other[4 * number : 4 * number + 4]
         for name, gradients in others.items():
             for one, other in zip(plain, gradients, strict=True):
                 equal[name] += torch.equal(one, other)
@@ -67,14 +68,15 @@ def band_for(processor: str, band: Band) -> Band:
     return Band() if processor == "products in bfloat16" else band
 
 
-def in_another_process(fleet: Fleet) -> list[Tensor]:
-    """The gradients of the first four seats, by a process that is told to use no vector instructions."""
+def in_another_process(states: Sequence[Fleet]) -> list[Tensor]:
+    """The gradients of the first four seats in each state, by a process that is to use no vector instructions."""
+    given = {}
+    for number, fleet in enumerate(states):
+        for seat in range(4):
+            given[f"weights{4 * number + seat}"] = fleet.weights.clone()
+            given[f"rows{4 * number + seat}"] = fleet.rows(seat)
     with tempfile.TemporaryDirectory() as directory:
-        path = Path(directory)
-        save_file(
-            {"weights": fleet.weights, **{f"rows{seat}": fleet.rows(seat) for seat in range(4)}},
-            path / "in",
-        )
+        save_file(given, Path(directory) / "in")
         subprocess.run(
             [sys.executable, __file__, directory],
             check=True,
@@ -85,15 +87,15 @@ def in_another_process(fleet: Fleet) -> list[Tensor]:
                 "ONEDNN_MAX_CPU_ISA": "SSE41",
             },
         )
-        found = load_file(path / "out")
-    return [found[f"gradient{seat}"] for seat in range(4)]
+        found = load_file(Path(directory) / "out")
+    return [found[f"gradient{number}"] for number in range(4 * len(states))]
 
 
 def child(directory: Path) -> None:
     given = load_file(directory / "in")
     found = {
-        f"gradient{seat}": LLAMA.gradient(given["weights"], given[f"rows{seat}"])
-        for seat in range(4)
+        f"gradient{number}": LLAMA.gradient(given[f"weights{number}"], given[f"rows{number}"])
+        for number in range(len(given) // 2)
     }
     save_file(found, directory / "out")
 

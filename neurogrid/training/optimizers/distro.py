@@ -17,6 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -311,8 +312,9 @@ def _side(length: int, max_side: int) -> int:
     return next(side for side in range(min(length, max_side), 0, -1) if length % side == 0)
 
 
+@cache
 def _basis(size: int) -> Tensor:
-    """The orthonormal DCT-II as a matrix: float64 [frequencies, elements]."""
+    """The orthonormal DCT-II as a matrix: float64 [frequencies, elements]. Not to be written to."""
     element = torch.arange(size, dtype=torch.float64)
     frequency = element.unsqueeze(1)
     basis = torch.cos(math.pi / size * (element + 0.5) * frequency) * math.sqrt(2 / size)
