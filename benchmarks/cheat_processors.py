@@ -35,13 +35,13 @@ def measure_band(states: Sequence[Fleet]) -> tuple[Band, list[list[str]]]:
     found: dict[str, list[Apart]] = defaultdict(list)
     equal: Counter[str] = Counter()
     seats = range(4)
-    other = in_another_process(states)
+    elsewhere = in_another_process(states)
     for number, fleet in enumerate(states):
         plain = [fleet.own(seat) for seat in seats]
         others = {
             name: [fleet.own(seat, **how) for seat in seats] for name, how in PROCESSORS.items()
         }
-        others["no vector instructions"] = other[4 * number : 4 * number + 4]
+        others["no vector instructions"] = elsewhere[4 * number : 4 * number + 4]
         for name, gradients in others.items():
             for one, other in zip(plain, gradients, strict=True):
                 equal[name] += torch.equal(one, other)
