@@ -6,7 +6,10 @@ Eight members train a small Llama on the sources of Python's library by DisTrO, 
 one of them cheats (three where losses are compared). Claims, audits and evidence are those of runs; what differs
 between processors is real, too: products in bfloat16, other micro-batches, other instructions in a process of its own.
 
-What the members do is in `cheat_fleet.py`, and what kinds of processors there are in `cheat_processors.py`.
+    python benchmarks/cheats.py honest --seconds 900
+
+makes one part of it. What the members do is in `cheat_fleet.py`, and what kinds of processors there are in
+`cheat_processors.py`.
 """
 
 from __future__ import annotations
@@ -36,6 +39,7 @@ from cheat_fleet import (
     ROWS,
     RUN,
     SAMPLES,
+    SELDOM,
     SETTINGS,
     TOKENS,
     WITHIN,
@@ -349,17 +353,27 @@ def final_loss(
     return LLAMA.loss(fleet.weights, LLAMA.held), last if not cheats else None
 
 
+SETTING = (
+    f"{MEMBERS} members, a Llama of 2 layers, hidden size 32, {SETTINGS.num_elements:,} parameters, batches of "
+    f"{ROWS} x {TOKENS} bytes a member and round, DisTrO with the {SETTINGS.top_k} greatest of chunks up to "
+    f"{SETTINGS.max_side} x {SETTINGS.max_side} as signs, decay {SETTINGS.decay}, lr {LR:g}."
+)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else "")
     parser.add_argument(
-        "--honest", type=int, default=1000, help="rounds in which every claim is audited"
+        "part",
+        nargs="*",
+        metavar="PART",
+        default=[*PARTS],
+        help=f"of {', '.join(PARTS)}; all if none",
     )
+    parser.add_argument("--honest", type=int, default=1000, help="rounds, each claim audited")
     parser.add_argument(
         "--before", type=int, default=20, help="honest rounds before a cheat begins"
     )
-    parser.add_argument(
-        "--rounds", type=int, default=20, help="with a cheat, each of them looked at"
-    )
+    parser.add_argument("--rounds", type=int, default=20, help="with a cheat, each looked at")
     parser.add_argument("--seeds", type=int, default=2, help="runs of each cheat")
     parser.add_argument("--draws", type=int, default=300, help="draws of auditors for each run")
     parser.add_argument("--end", type=int, default=60, help="rounds until losses are compared")
@@ -367,118 +381,106 @@ def main() -> None:
         "--seconds", type=float, default=3600, help="after which no other honest round begins"
     )
     options = parser.parse_args()
+    if not set(options.part) <= set(PARTS):
+        parser.error(f"there are {', '.join(PARTS)}")
     torch.set_num_threads(1)
-    began = time.monotonic()
     begun = [begun_at(seed + 1, options.before) for seed in range(options.seeds)]
     early, late = Fleet(1), copy.deepcopy(begun[0])
     for _ in range(options.before):
         late.apply(late.make({}))
     states = [early, begun[0], late]
     band, processors = measure_band(states)
+    widths = (band.angle, band.log_ratio, band.tensor_angle, band.tensor_log_ratio)
+    apart_at_most = [
+        "## What honest processors are apart",
+        f"The same rows on the same weights, beside one thread in float32; largest of {4 * len(states)} gradients, "
+        f"of {len(states)} states from the first round to the {2 * options.before}th.",
+        table(
+            ["processor", "same bits", "angle", "log ratio", "tensor's angle", "its log ratio"],
+            processors,
+        ),
+        "The band between the kinds of float32, eight times as wide as the widest of each: "
+        + ", ".join(f"{each:.1e}" for each in widths)
+        + ". Auditors in bfloat16 have the default one.",
+    ]
     say("band measured")
-    cheats = [cheat_row(kind, begun, options.rounds, options.draws, band) for kind in ("", *CHEATS)]
-    losses = loss_rows(begun[0], options.end, band)
+    for part in options.part:
+        name, sections = PARTS[part](options, begun, band)
+        cpu = f"CPU time: {time.process_time():.0f} s."
+        write_report(name, SETTING, "\n\n".join([*apart_at_most, *sections, cpu]))
+
+
+def honest_part(options: Any, begun: Sequence[Fleet], band: Band) -> tuple[str, list[str]]:
     figures = [
         threshold_row("gradients", gradient_figures(copy.deepcopy(begun[0]))),
         threshold_row("differences of 20 steps (DiLoCo)", diloco_figures()),
     ]
-    honest, of_distro = honest_rounds(options.honest, band, began + options.seconds)
+    honest, of_distro = honest_rounds(options.honest, band, time.monotonic() + options.seconds)
     figures.append(threshold_row("signs of DisTrO", of_distro))
-    say("honest rounds")
     auditing = 1000 * honest.audit_seconds / honest.audits
-    widths = (band.angle, band.log_ratio, band.tensor_angle, band.tensor_log_ratio)
-    write_report(
-        "cheats",
-        f"{MEMBERS} members, a Llama of 2 layers, hidden size 32, {SETTINGS.num_elements:,} parameters, batches of "
-        f"{ROWS} x {TOKENS} bytes a member and round, DisTrO with the {SETTINGS.top_k} greatest of chunks up to "
-        f"{SETTINGS.max_side} x {SETTINGS.max_side} as signs, decay {SETTINGS.decay}, lr {LR:g}.",
-        "\n\n".join(
-            [
-                "## What honest processors are apart",
-                f"The same rows on the same weights, beside one thread in float32; largest of {4 * len(states)} "
-                f"gradients, of {len(states)} states from the first round to the {2 * options.before}th.",
-                table(
-                    [
-                        "processor",
-                        "same bits",
-                        "angle",
-                        "log ratio",
-                        "tensor's angle",
-                        "its log ratio",
-                    ],
-                    processors,
-                ),
-                "The band between the kinds of float32, eight times as wide as the widest of each: "
-                + ", ".join(f"{each:.1e}" for each in widths)
-                + ". Auditors in bfloat16 have the default one.",
-                "## Honest rounds",
-                f"{honest.rounds:,} rounds, each of their {honest.audits:,} claims audited, 6 of 8 by processors "
-                f"alike, 1 in bfloat16, 1 in micro-batches of 1: {honest.accusations} accusations, {honest.doubts} "
-                f"doubts, {honest.equal:,} with the same bits; off at most "
-                + ", ".join(f"{each:.2f} bands ({name})" for name, each in honest.largest.items())
-                + f". Loss of what is held out at the end: {honest.loss:.3f}. An audit takes "
-                f"{auditing:.0f} ms of CPU beside the gradient. Of {honest.falsely_accused} false accusations, signed "
-                f"by an auditor of an honest claim, a third named the accuser in {honest.named}.",
-                "## Thresholds (NeuroShard's) on honest members",
-                "Each beside the mean of the others; median (minimum to maximum).",
-                table(
-                    ["vectors", "number", "cosine", "ratio of norms", "of variances", "refused"],
-                    figures,
-                ),
-                "## Cheats",
-                f"One of {MEMBERS} cheats in every round after {options.before} honest ones, {options.rounds} rounds, "
-                f"{options.seeds} seeds. Thresholds: share of its vectors that are refused. Oddest: rounds until the "
-                "cheat is the oddest of all by its cosines, and by the advantage of the samples that it was given "
-                "(worst of the seeds, or in how many it ever was; at least 3 rounds are looked at). Rounds until "
-                f"found: every claim of the cheat was audited, and {options.draws} draws a seed say which of these "
-                "audits would have been made: median (19 of 20 found by). Audits that accuse, of processors alike and "
-                "in bfloat16, and how many bands the claims were off at least. Confirmed: accusations that a third "
-                "confirmed who computes in micro-batches of 1.",
-                table(
-                    [
-                        "cheat",
-                        "thresholds",
-                        "oddest by cosine",
-                        "by worth",
-                        *(f"found at {s:.0%}" for s in SHARES),
-                        "alike",
-                        "bfloat16",
-                        "off, alike",
-                        "off, bfloat16",
-                        "confirmed",
-                    ],
-                    cheats,
-                ),
-                f"By the formula the mean is {', '.join(f'{rounds_to_detection(s):.0f}' for s in SHARES)} rounds at "
-                "these shares, the median "
-                + ", ".join(f"{math.ceil(math.log(0.5) / math.log(1 - s))}" for s in SHARES)
-                + ", and 19 of 20 are found by "
-                + ", ".join(f"{math.ceil(math.log(0.05) / math.log(1 - s))}" for s in SHARES)
-                + ".",
-                "## Witnesses that lie",
-                f"A member that cheats in each round, and one other auditor of {MEMBERS - 1} that says that its claims "
-                "hold. Rounds until an honest auditor is drawn: median (19 of 20 by), mean, mean by the formula; and "
-                "how often the one that lied was drawn for the same claim, and so is named with it.",
-                table(
-                    [
-                        "share",
-                        "auditors of a claim",
-                        "rounds",
-                        "mean",
-                        "formula",
-                        "liar named, too",
-                    ],
-                    lying_auditors(2000),
-                ),
-                "## What it costs",
-                f"Loss of what is held out {options.end} rounds after the cheats began, one seed. Audits are of 10 % "
-                "of the claims; who is found goes, and in brackets is the round in which the last one went. Robust "
-                "aggregates are of the coefficients, with three cheats, without audits.",
-                table(["cheat", "1 of 8", "3 of 8", "3 of 8, audits", *ROBUST], losses),
-                f"CPU time of all: {time.process_time():.0f} s.",
-            ]
+    return "cheats-honest", [
+        "## Honest rounds",
+        f"{honest.rounds:,} rounds, each of their {honest.audits:,} claims audited, 6 of 8 by processors alike, 1 in "
+        f"bfloat16, 1 in micro-batches of 1: {honest.accusations} accusations, {honest.doubts} doubts, "
+        f"{honest.equal:,} with the same bits; off at most "
+        + ", ".join(f"{each:.2f} bands ({name})" for name, each in honest.largest.items())
+        + f". Loss of what is held out at the end: {honest.loss:.3f}. An audit takes {auditing:.0f} ms of CPU beside "
+        f"the gradient. Of {honest.falsely_accused} false accusations, signed by an auditor of an honest claim, a "
+        f"third named the accuser in {honest.named}.",
+        "## Thresholds (NeuroShard's) on honest members",
+        "Each beside the mean of the others; median (minimum to maximum).",
+        table(
+            ["vectors", "number", "cosine", "ratio of norms", "of variances", "refused"], figures
         ),
-    )
+    ]
+
+
+def cheats_part(options: Any, begun: Sequence[Fleet], band: Band) -> tuple[str, list[str]]:
+    rows = [cheat_row(kind, begun, options.rounds, options.draws, band) for kind in ("", *CHEATS)]
+    found = [f"found at {share:.0%}" for share in SHARES]
+    return "cheats", [
+        "## Cheats",
+        f"One of {MEMBERS} cheats in every round after {options.before} honest ones, {options.rounds} rounds, "
+        f"{options.seeds} seeds. Thresholds: share of its vectors that are refused. Oddest: rounds until the cheat is "
+        "the oddest of all by its cosines, and by the advantage of the samples that it was given (worst of the seeds, "
+        "or in how many it ever was; at least 3 rounds are looked at). Rounds until found: every claim of the cheat "
+        f"was audited, and {options.draws} draws a seed say which of these audits would have been made: median (19 of "
+        "20 found by). Audits that accuse, of processors alike and in bfloat16, and how many bands the claims were "
+        "off at least. Confirmed: accusations that a third confirmed who computes in micro-batches of 1.",
+        table(
+            ["cheat", "thresholds", "oddest by cosine", "by worth", *found, *AUDITORS, "off, alike", "off, bfloat16",
+             "confirmed"],
+            rows,
+        ),
+        f"By the formula the mean is {', '.join(f'{rounds_to_detection(s):.0f}' for s in SHARES)} rounds at these "
+        f"shares, the median {by_formula(0.5)}, and 19 of 20 are found by {by_formula(0.05)}.",
+        "## Witnesses that lie",
+        f"A member that cheats in each round, and one other auditor of {MEMBERS - 1} that says that its claims hold. "
+        "Rounds until an honest auditor is drawn: median (19 of 20 by), mean, mean by the formula; and how often the "
+        "one that lied was drawn for the same claim, and so is named with it.",
+        table(
+            ["share", "auditors of a claim", "rounds", "mean", "formula", "liar named, too"],
+            lying_auditors(2000),
+        ),
+    ]  # fmt: skip
+
+
+def by_formula(left: float) -> str:
+    """Rounds after which at most this share of cheats is not found, at each share of audits."""
+    return ", ".join(f"{math.ceil(math.log(left) / math.log(1 - share))}" for share in SHARES)
+
+
+def losses_part(options: Any, begun: Sequence[Fleet], band: Band) -> tuple[str, list[str]]:
+    return "cheats-losses", [
+        "## What it costs",
+        f"Loss of what is held out {options.end} rounds after three of {MEMBERS} began to cheat, one seed. Audits are "
+        "of 10 % of the claims; who is found goes, and in brackets is the round in which the last one went. Robust "
+        "aggregates are of the coefficients, without audits.",
+        table(["cheat", "mean", "mean, audits", *ROBUST], loss_rows(begun[0], options.end, band)),
+    ]
+
+
+PARTS = {"cheats": cheats_part, "honest": honest_part, "losses": losses_part}
 
 
 def say(what: str) -> None:
@@ -521,9 +523,9 @@ def loss_rows(begun: Fleet, rounds: int, band: Band) -> list[list[str]]:
         return f"{loss:.3f}" + (f" ({last})" if last else "")
 
     rows = []
-    for kind in ("", *(each for each in CHEATS if each != WITHIN)):
-        row = [kind or "none", cell(kind, (CHEAT,))]
-        row += [cell(kind, three), cell(kind, three, share=0.1, band=band)] if kind else ["", ""]
+    for kind in ("", *(each for each in CHEATS if each not in (WITHIN, SELDOM))):
+        row = [kind or "none", cell(kind, three)]
+        row.append(cell(kind, three, share=0.1, band=band) if kind else "")
         has_robust = kind in ("", "sign flipped", "noise")
         row += [cell(kind, three, aggregator=each) if has_robust else "" for each in ROBUST]
         rows.append(row)

@@ -223,6 +223,14 @@ class Settings:
         """
         if not (math.isfinite(lr) and lr > 0):
             raise ValueError(f"the learning rate must be finite and above 0, not {lr}")
+        if not all(1 <= each <= MAX_U32 for each in (self.top_k, self.max_side)):
+            raise ValueError(
+                f"top_k and max_side must be at least 1, not {self.top_k}, {self.max_side}"
+            )
+        if not 0 <= self.decay <= 1:
+            raise ValueError(f"the decay must be in [0, 1], not {self.decay}")
+        if any(not 0 <= side <= MAX_U32 for shape in self.shapes for side in shape):
+            raise ValueError("a tensor has a side that no tensor has")
         if len(self.shapes) > _MAX_TENSORS or any(len(shape) > _MAX_DIMS for shape in self.shapes):
             raise ValueError("more tensors, or dimensions of one, than a model has")
         packed = struct.pack(

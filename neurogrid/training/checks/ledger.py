@@ -82,7 +82,8 @@ def conflict_of(one: Claim, other: Claim) -> Conflict | None:
 class Ledger:
     """The last claim of each member, and what it left as its momentum.
 
-    One that holds takes the place of the one before it.
+    One that counts takes the place of the one before it. A claim that was late is taken with the facts of its own
+    round, before the next one of its member: its result was not agreed on, and the chain goes on.
     """
 
     def __init__(self) -> None:

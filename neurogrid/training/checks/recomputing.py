@@ -2,11 +2,12 @@
 
     made = make_claim(distro, gradient, lr, settings, place)            # the member: signs made.claim, sends, commits
     audited = audit(claim, coefficients, material, gradient, lr, settings, band, is_agreed=True)    # an auditor
-    named = check_evidence(data, facts, auditors, coefficients, material, gradient, lr, settings, band, ...)  # a third
+    named = check_evidence(data, facts, auditors, peer, lambda evidence: audit(evidence.claim, ...))        # a third
 
-The gradient comes from whoever can compute it, on the weights and the samples that the claim names: in runs from
-`Trainer.gradient`. Vectors are blobs, and so their digests are ids by which they are fetched: the momentum before from
-the member, and where bits differ also those afterwards. A member keeps them until the next round is agreed on.
+Vectors are on the CPU. The gradient comes from whoever can compute it, on the weights and the samples that the claim
+names: in runs from `Trainer.gradient`. Vectors are blobs, and so their digests are ids by which they are fetched: the
+momentum before from the member, and where bits differ also those afterwards. A member keeps them until the next round
+is agreed on.
 
 Source: protocol_spec/training/checks.md.
 """

@@ -162,6 +162,9 @@ def test_samples_and_settings_have_digests_of_all_that_is_in_them() -> None:
     for wrong in (Samples((), 0, 0), Samples(((0, 1, 1),), 0, 0), Samples(((0, 0, 1),), -1, 0)):
         with pytest.raises(ValueError, match=r"ranges|none|64 bits"):
             wrong.digest()
+    for change in ({"top_k": 0}, {"max_side": 2**32}, {"decay": 1.1}, {"shapes": ((-1,),)}):
+        with pytest.raises(ValueError, match=r"must be|side"):
+            replace(how, **change).digest(0.1)  # type: ignore[arg-type]
     for lr in (0.0, math.nan, math.inf):
         with pytest.raises(ValueError, match="learning rate"):
             how.digest(lr)
@@ -216,6 +219,18 @@ def test_a_first_claim_begins_with_the_momentum_that_all_begin_with() -> None:
         Ledger().take(replace(CLAIM, before=named(99)), FACTS)
     with pytest.raises(ClaimError, match="1 is due"):
         Ledger().take(replace(CLAIM, number=2), FACTS)
+
+
+def test_a_claim_that_was_late_is_shown_before_the_next() -> None:
+    ledger = Ledger()
+    ledger.take(CLAIM, FACTS)
+    ledger.agree(3, 7)
+    late, facts = after(CLAIM)
+    next_, next_facts = after(late, is_agreed=False)
+    with pytest.raises(ClaimError, match="2 is due"):
+        ledger.take(next_, next_facts)
+    assert ledger.take(late, facts) is None
+    assert ledger.take(next_, next_facts) is None
 
 
 def test_who_goes_on_with_the_wrong_one_of_two_momenta_is_refused() -> None:
