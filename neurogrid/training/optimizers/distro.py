@@ -177,6 +177,16 @@ class Distro:
         check_vector("the buffer of the lookahead", out, self.theta.numel())
         torch.add(self.theta, self._direction(self._dense([sent])), alpha=-lr, out=out)
 
+    @torch.no_grad()
+    def remaining(self) -> Tensor:
+        """The momentum as `commit` will leave it: float32 [n], new, with the same bits.
+
+        Raises:
+            ValueError: nothing is under way.
+        """
+        whole, _, _ = self._under_way()
+        return self._momentum - self._decoded(self._dense([whole]))
+
     def mean(self, members: Sequence[Coefficients]) -> Tensor:
         """The mean over what the members sent, added up in their order: float32 [n], of all coefficients.
 
@@ -207,16 +217,6 @@ class Distro:
         self._momentum.sub_(self._decoded(self._dense([whole])))
         self.theta.add_(self._direction(mean), alpha=-lr)
         self._sent = None
-
-    @torch.no_grad()
-    def remaining(self) -> Tensor:
-        """The momentum as `commit` will leave it: float32 [n], new, with the same bits.
-
-        Raises:
-            ValueError: nothing is under way.
-        """
-        whole, _, _ = self._under_way()
-        return self._momentum - self._decoded(self._dense([whole]))
 
     def roll_back(self) -> None:
         """Forgets what was sent: all of it stays in the momentum, the step's gradient too, and nothing is applied."""
