@@ -12,12 +12,16 @@ accused it has.
     plausibility    what is odd beside others, and so looked at more often
     comparing       vectors compared
     recomputing     claims made, computed again, and judged
+    round_claims    the claims of a witnessed run, and who looks at which
+    cases           accusations, and what those that judge them come to
+    verdicts        why somebody was put out
     evidence        findings, what accuses, and whom it is against
 
 Source: protocol_spec/training/checks.md.
 """
 
 from neurogrid.training.checks.band import Apart, Band, Sums, apart, measured_band
+from neurogrid.training.checks.cases import Case, Verdict, Vote, vote_of
 from neurogrid.training.checks.claims import (
     CLAIM_BYTES,
     Claim,
@@ -38,6 +42,7 @@ from neurogrid.training.checks.evidence import (
     MAX_EVIDENCE_BYTES,
     Evidence,
     Finding,
+    Kind,
     Named,
     liars,
     open_evidence,
@@ -63,8 +68,28 @@ from neurogrid.training.checks.recomputing import (
     start_of,
     vector_id,
 )
+from neurogrid.training.checks.round_claims import (
+    ClaimConflictError,
+    ClaimRules,
+    RoundClaims,
+    audits_of,
+    claim_round,
+)
+from neurogrid.training.checks.verdicts import open_verdict, pack_verdict
 
 __all__ = [
+    "Case",
+    "ClaimConflictError",
+    "ClaimRules",
+    "RoundClaims",
+    "Verdict",
+    "Vote",
+    "audits_of",
+    "claim_round",
+    "vote_of",
+    "open_verdict",
+    "pack_verdict",
+    "Kind",
     # Claims
     "Claim",
     "Samples",

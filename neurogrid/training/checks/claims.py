@@ -131,6 +131,11 @@ class Claim:
         """SHA-256 of the body, with a domain: what findings name a claim by."""
         return hashlib.sha256(b"neurogrid/checks/1/claim digest\0" + self.encode()).digest()
 
+    @property
+    def left(self) -> tuple[bytes, ...]:
+        """What the momentum may be afterwards: also what it was, where a round is undone that was not agreed on."""
+        return self.before, self.kept, self.sent
+
     def momentum_after(self, *, is_agreed: bool) -> bytes:
         """The blob id of the momentum that the next claim begins with."""
         return self.sent if is_agreed else self.kept

@@ -74,7 +74,7 @@ def conflict_of(one: Claim, other: Claim) -> Conflict | None:
     if one.round == other.round or one.number == other.number:
         return Conflict.TWICE
     earlier, later = sorted((one, other), key=lambda claim: claim.number)
-    if later.number == earlier.number + 1 and later.before not in (earlier.kept, earlier.sent):
+    if later.number == earlier.number + 1 and later.before not in earlier.left:
         return Conflict.CHAIN
     return None
 

@@ -71,6 +71,7 @@ MEMBER_TAKES: Final[Table] = {
     RunMessage.COMMIT: _LEADERS,
     RunMessage.EPOCH: _LEADERS,
     RunMessage.COMMITMENT: _WORKERS,
+    RunMessage.EVIDENCE: _LEADERS,
     RunMessage.HIDDEN: _WORKERS,
     RunMessage.GRADIENT: _WORKERS,
     RunMessage.TIED: _WORKERS,
@@ -93,7 +94,7 @@ _OF_CHAINS: Final = (
     RunMessage.COMMIT,
 )
 
-_OF_WITNESSED: Final = (RunMessage.EPOCH, RunMessage.COMMITMENT)
+_OF_WITNESSED: Final = (RunMessage.EPOCH, RunMessage.COMMITMENT, RunMessage.EVIDENCE)
 
 Part = Participation | ChainPart | WitnessedPart
 """This machine's part in a run: it holds the whole model, or a stage."""

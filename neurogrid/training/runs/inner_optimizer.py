@@ -11,9 +11,11 @@ from torch import Tensor
 from neurogrid.training.optimizers import schedule_of
 from neurogrid.training.runs.run_file import InnerSection
 
-__all__ = ["make_optimizer", "rates_of"]
+__all__ = ["make_optimizer", "rates_of", "round_rates"]
 
 _SCHEDULES: Final = {"wsd": "warmup_stable_decay"}
+# A step has a rate above 0: where the schedule is at 0, so little of its height.
+_LEAST_RATE: Final = 1e-6
 
 
 def make_optimizer(inner: InnerSection, parameters: Iterable[Tensor]) -> torch.optim.Optimizer:
@@ -40,3 +42,9 @@ def rates_of(inner: InnerSection, total_steps: int) -> Callable[[int], float]:
         num_decay_steps=inner.decay_steps(total_steps),
     )
     return lambda number: inner.lr * factor(min(number, total_steps))
+
+
+def round_rates(inner: InnerSection, total_steps: int) -> Callable[[int], float]:
+    """The learning rate of a run whose rounds are steps: above 0, for a step that moves nothing is none."""
+    rate_of = rates_of(inner, max(total_steps, 1))
+    return lambda number: max(rate_of(number), _LEAST_RATE * inner.lr)

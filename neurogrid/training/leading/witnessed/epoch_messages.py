@@ -9,7 +9,7 @@ from neurogrid.training.runs.witnessed_machine import WitnessedMachine
 from neurogrid.training.wire.runs import AgreedResult, Epoch, EpochSeat, RoundWork
 from neurogrid.training.witnessed import Commitment, EpochPhase, parts_of
 
-__all__ = ["epoch_message"]
+__all__ = ["epoch_message", "round_works"]
 
 _MAX_ADDRESSES = 4
 
@@ -58,7 +58,7 @@ def epoch_message(
             )
             for each in state.members
         ),
-        works=_works(machine) if state.has_round else (),
+        works=round_works(machine) if state.has_round else (),
         agreed=tuple(map(_agreed, state.agreed)),
         pieces_step=weights.round if has_pieces else 0,
         pieces_digest=weights.digest if has_pieces else b"",
@@ -69,7 +69,8 @@ def epoch_message(
     )
 
 
-def _works(machine: WitnessedMachine) -> tuple[RoundWork, ...]:
+def round_works(machine: WitnessedMachine) -> tuple[RoundWork, ...]:
+    """Who trains on what in the round under way."""
     found = []
     for seat, (first, number) in parts_of(machine.epoch_rules, machine.epoch).works.items():
         held = machine.state.seats.get(seat)

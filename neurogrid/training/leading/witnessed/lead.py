@@ -19,6 +19,7 @@ from neurogrid.p2p.hosts.identity import Identity
 from neurogrid.p2p.hosts.machine import machine_name
 from neurogrid.p2p.libp2p.libp2p_host import open_host
 from neurogrid.p2p.transfer import Transfers
+from neurogrid.training.checks import ClaimRules, Settings, start_of
 from neurogrid.training.data.blob_files import PIECE_LIMITS, OfferedFiles
 from neurogrid.training.data.blobs import Providers, SliceStore
 from neurogrid.training.leading.board import RunBoard
@@ -44,18 +45,19 @@ from neurogrid.training.leading.witnessed.common_weights import CommonWeights
 from neurogrid.training.leading.witnessed.leader import EpochLostError, WitnessedLeader
 from neurogrid.training.runs.changes import Changes, changed_run, run_at
 from neurogrid.training.runs.estimate import member_bytes
+from neurogrid.training.runs.inner_optimizer import round_rates
 from neurogrid.training.runs.journal import Journal
 from neurogrid.training.runs.machine import Rules
 from neurogrid.training.runs.run_directory import RunDirectory
 from neurogrid.training.runs.run_file import RunFile
 from neurogrid.training.runs.state import Phase
-from neurogrid.training.runs.trainers import trainer_settings
+from neurogrid.training.runs.trainers import trainer_settings, work_seed
 from neurogrid.training.runs.witnessed_machine import (
     WitnessedMachine,
     epoch_rules,
     fold_epochs,
 )
-from neurogrid.training.trainer import open_trainer
+from neurogrid.training.trainer import Trainer, open_trainer
 from neurogrid.training.wire.runs import run_table
 
 __all__ = ["lead_witnessed"]
@@ -198,6 +200,7 @@ async def _lead(settings: LeaderSettings, progress: LeaderProgress, board: RunBo
             total_steps=total_steps,
             wait=settings.wait,
             clock=lambda: begun_at + trio.current_time() - began,
+            rules=_claim_rules(run, run_id, trainer, total_steps),
         )
         stack.enter_context(board.watching(leader.look))
         await open_reach(host, settings.reach)
@@ -211,6 +214,28 @@ async def _lead(settings: LeaderSettings, progress: LeaderProgress, board: RunBo
                 path = await keeper.finish()
                 nursery.cancel_scope.cancel()
         return path
+
+
+def _claim_rules(
+    run: RunFile, run_id: bytes, trainer: Trainer, total_steps: int
+) -> ClaimRules | None:
+    """What all know of claims; None where nothing is computed again."""
+    if not run.checks.audit:
+        return None
+    settings = Settings(
+        tuple(trainer.layout.shapes),
+        run.distro.top_k,
+        run.distro.chunk,
+        run.distro.decay,
+        run.distro.one_bit,
+    )
+    return ClaimRules(
+        run_id,
+        settings,
+        round_rates(run.inner, total_steps),
+        partial(work_seed, run.seed),
+        start_of(settings),
+    )
 
 
 def _total_steps(rules: Rules, run: RunFile) -> int:

@@ -34,7 +34,8 @@ from neurogrid.p2p.streams.message_forms import sender_of
 from neurogrid.p2p.transfer import Transfers
 from neurogrid.p2p.trust import WORKER
 from neurogrid.p2p.wire import MessageType, TensorMessage
-from neurogrid.training.leading.chains.members import ChainMembers
+from neurogrid.training.checks import ClaimRules
+from neurogrid.training.leading.chains.members import ChainMembers, ChainWorker
 from neurogrid.training.leading.changes import WantedChanges
 from neurogrid.training.leading.facts import RunFacts
 from neurogrid.training.leading.hiring import HEARTBEAT
@@ -44,6 +45,7 @@ from neurogrid.training.leading.settings import LeaderProgress
 from neurogrid.training.leading.sources import Sources
 from neurogrid.training.leading.waiting import watch_members
 from neurogrid.training.leading.witnessed.agreement import WeightAgreement
+from neurogrid.training.leading.witnessed.audits import RoundAudits
 from neurogrid.training.leading.witnessed.common_weights import CommonWeights
 from neurogrid.training.leading.witnessed.epoch_messages import epoch_message
 from neurogrid.training.leading.witnessed.round_events import RoundEvents
@@ -53,6 +55,11 @@ from neurogrid.training.runs.witnessed_machine import WitnessedMachine
 from neurogrid.training.wire.runs import (
     Epoch,
     EpochReport,
+    RoundCommitment,
+    RoundEvidence,
+    RoundFinding,
+    RoundHealth,
+    RoundProof,
     RunMessage,
 )
 from neurogrid.training.witnessed import (
@@ -81,6 +88,8 @@ WITNESSED_LEADER_TAKES: Final[Table] = {
     RunMessage.COMMITMENT: _WORKERS,
     RunMessage.WITNESS: _WORKERS,
     RunMessage.HEALTH: _WORKERS,
+    RunMessage.FINDING: _WORKERS,
+    RunMessage.EVIDENCE: _WORKERS,
     RunMessage.HOLD: _WORKERS,
     MessageType.TRANSFER_REQUEST: _WORKERS,
     MessageType.TRANSFER_OFFER: _WORKERS,
@@ -120,6 +129,7 @@ class WitnessedLeader:
         pause: a file: while it is there, the run is paused.
         total_steps: of the schedule that members go by.
         wait: seconds that members are waited for.
+        rules: what all know of claims, in a run with audits.
 
     Attributes:
         kept_round: the round whose weights are a checkpoint, or are becoming one.
@@ -142,6 +152,7 @@ class WitnessedLeader:
         total_steps: int,
         wait: float,
         clock: Callable[[], float],
+        rules: ClaimRules | None = None,
     ) -> None:
         self._host, self._exchange, self._transfers = host, exchange, transfers
         self._facts, self._machine, self._weights = facts, machine, weights
@@ -161,11 +172,29 @@ class WitnessedLeader:
         self._is_fetching = False
         self._num_messages = 0
         self._num_dropped: dict[str, int] = {}
-        # Seats that are left by what is seen here, not by what witnesses say.
-        self._left: set[int] = set()
+        self._said: set[tuple[str, str]] = set()
+        self._audits: RoundAudits | None = None
+        if rules is not None:
+            run = facts.run_file
+            self._audits = RoundAudits(
+                rules,
+                run.checks,
+                machine,
+                run.epochs.train,
+                self._digest_after,
+                self._members.called,
+                progress.warn,
+            )
         authorise(exchange, WITNESSED_LEADER_TAKES)
-        exchange.on_message(RunMessage.EPOCH_REPORT, self._on_report)
-        exchange.on_peer_lost(self._on_lost)
+        for code, handler in (
+            (RunMessage.EPOCH_REPORT, self._on_report),
+            (RunMessage.COMMITMENT, self._on_commitment),
+            (RunMessage.WITNESS, self._on_witness),
+            (RunMessage.HEALTH, self._on_health),
+            (RunMessage.FINDING, self._on_finding),
+            (RunMessage.EVIDENCE, self._on_evidence),
+        ):
+            exchange.on_message(code, handler)
 
     def look(self) -> LeaderLook:
         """How the run stands at this moment, for whoever shows it."""
@@ -215,6 +244,7 @@ class WitnessedLeader:
                 await self._weights.offer()
                 nursery.start_soon(self._members.run)
                 nursery.start_soon(self._tell_epochs)
+                nursery.start_soon(self._tell_evidence)
                 nursery.start_soon(self._watch_hours)
                 nursery.start_soon(
                     partial(
@@ -243,6 +273,9 @@ class WitnessedLeader:
             self._keeper.write(self._machine.drain())
         self._look_after_members()
         self._look_at_pause()
+        if self._audits is not None:
+            for event in self._audits.look(self._clock()):
+                self._add(event)
         if not self._is_fetching:
             self._check_weights()
             while self._tick(nursery):
@@ -260,6 +293,8 @@ class WitnessedLeader:
         draw = secrets.token_bytes(_DRAW_BYTES)
         if not self._machine.tick(self._clock(), events, draw, self._name_of):
             return False
+        if self._audits is not None:
+            self._audits.ticked(before)
         if self._machine.state.round > rounds:
             self._keeper.figures.decided(self._machine.state)
         self._keeper.write(self._machine.drain())
@@ -283,6 +318,8 @@ class WitnessedLeader:
         return self._members.get(peer).name
 
     def _say_end(self) -> None:
+        if self._audits is not None:
+            self._progress.say(self._audits.line())
         epoch = self._machine.epoch
         why = {
             "members": "there are too few members",
@@ -300,8 +337,10 @@ class WitnessedLeader:
         epoch = self._machine.epoch
         member = next((each for each in epoch.members if each.seat == seat), None)
         if member is not None and member.health is Health.EJECTED:
-            self._members.give_up(peer, "it has said two things of one round")
-        elif in_round and seat not in self._left and self._is_here(peer):
+            worker.num_failures = 10**6
+            reasons = self._audits.reasons if self._audits is not None else {}
+            worker.refusal = reasons.get(peer, "it has said two things of one round")
+        elif self._is_here(peer, worker) and report is not None:
             self._num_dropped[peer] = self._num_dropped.get(peer, 0) + 1
             if self._num_dropped[peer] >= _MAX_DROPPED:
                 why = f"witnesses had nothing of it in {_MAX_DROPPED} epochs"
@@ -413,6 +452,89 @@ class WitnessedLeader:
         self._members.heard(message)
         self._members.changed.set()
 
+    def _on_commitment(self, message: TensorMessage) -> None:
+        said, peer = RoundCommitment.decode(message.data), sender_of(message)
+        self._members.heard(message)
+        if not self._is_of_round(said):
+            return
+        commitment = Commitment(
+            said.seat, said.epoch, said.round, said.first_batch, said.num_batches, said.result
+        )
+        signed = commitment.signed_bytes(self._facts.run_id)
+        self._check(said.seat, said.signature, signed, peer, "a commitment")
+        if self._audits is not None and said.num_batches:
+            member = self._machine.epoch.member(said.seat)
+            assert member is not None  # its signature was checked
+            try:
+                self._audits.take_claim(said, member)
+            finally:
+                self._members.changed.set()
+        if commitment not in self._machine.epoch.commitments:
+            self._add(Committed(commitment, said.signature))
+            self._members.changed.set()
+
+    def _on_witness(self, message: TensorMessage) -> None:
+        said, peer = RoundProof.decode(message.data), sender_of(message)
+        self._members.heard(message)
+        if not self._is_of_round(said):
+            return
+        proof = WitnessProof(
+            said.seat, said.epoch, said.round, said.participants, said.results, said.root
+        )
+        signed = proof.signed_bytes(self._facts.run_id)
+        self._check(said.seat, said.signature, signed, peer, "what a witness has")
+        if all(each.seat != said.seat for each in self._machine.epoch.proofs):
+            self._add(Witnessed(proof, said.signature))
+            self._members.changed.set()
+
+    def _on_health(self, message: TensorMessage) -> None:
+        said, peer = RoundHealth.decode(message.data), sender_of(message)
+        self._members.heard(message)
+        member = self._machine.epoch.member(said.seat)
+        if said.run == self._facts.run_id and member is not None and member.peer == peer:
+            self._add(Unhealthy(said.seat, said.seats[:128], said.epoch, said.round))
+
+    def _on_finding(self, message: TensorMessage) -> None:
+        said, peer = RoundFinding.decode(message.data), sender_of(message)
+        self._members.heard(message)
+        if self._audits is not None and said.run == self._facts.run_id:
+            try:
+                self._audits.take_finding(said, peer, self._clock())
+            finally:
+                self._members.changed.set()
+
+    def _on_evidence(self, message: TensorMessage) -> None:
+        said, peer = RoundEvidence.decode(message.data), sender_of(message)
+        self._members.heard(message)
+        if self._audits is not None and said.run == self._facts.run_id:
+            self._audits.take_conflict(said, peer)
+            self._members.changed.set()
+
+    def _digest_after(self, step: int) -> bytes:
+        epoch = self._machine.epoch
+        members = [each.peer for each in epoch.members if each.health is Health.HEALTHY]
+        return self._agreement.digest(step, members)
+
+    def _is_of_round(self, said: RoundCommitment | RoundProof) -> bool:
+        epoch = self._machine.epoch
+        of_round = (said.epoch, said.round) == (epoch.epoch, epoch.round)
+        return said.run == self._facts.run_id and epoch.has_round and of_round
+
+    def _check(self, seat: int, signature: bytes, data: bytes, peer: str, what: str) -> None:
+        """Raises RemoteProtocolError where something is not signed by the member on a seat."""
+        member = self._machine.epoch.member(seat)
+        if member is None:
+            raise RemoteProtocolError(f"{what} of seat {seat}, where nobody sits")
+        try:
+            check_signature(member.peer, signature, data, what)
+        except RemoteProtocolError:
+            if (peer, what) not in self._said:
+                self._said.add((peer, what))
+                self._progress.warn(
+                    f"{self._members.called(peer)} sends {what} that is not signed by seat {seat}: it is refused"
+                )
+            raise
+
     # Weights
 
     async def _keep_epoch(self) -> None:
@@ -489,6 +611,19 @@ class WitnessedLeader:
                         if self._is_here(peer):
                             nursery.start_soon(self._members.tell, peer, RunMessage.EPOCH, data)
             await trio.sleep(_SMALLEST_PAUSE)
+            with trio.move_on_after(HEARTBEAT):
+                await changed.wait()
+
+    async def _tell_evidence(self) -> None:
+        """Have claims judged, by those that have yet to."""
+        while self._audits is not None:
+            changed = self._members.changed.next
+            async with trio.open_nursery() as nursery:
+                for peer, said in self._audits.to_judge():
+                    if self._is_here(peer, self._members.get(peer)):
+                        data = said.encode()
+                        nursery.start_soon(self._members.tell, peer, RunMessage.EVIDENCE, data)
+            await trio.sleep(HEARTBEAT / 2)
             with trio.move_on_after(HEARTBEAT):
                 await changed.wait()
 

@@ -86,6 +86,16 @@ class OwnWeights:
         self._before, self._lr = before, lr
         return coefficients
 
+    def momenta(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Of the step under way, as a claim names them: before it, with its gradient, and without what is sent."""
+        assert self._before is not None  # a step is under way
+        (momentum,) = self.distro.own_vectors()
+        return self._before, momentum.clone(), self.distro.remaining()
+
+    def forget_momentum(self) -> None:
+        """Have the momentum of a member that has computed nothing yet; no step is under way."""
+        self.distro.load_own([torch.zeros_like(self.distro.theta)])
+
     def take_back(self) -> None:
         """Have the step under way undone, so that its samples may be trained on again, by anybody."""
         if self._before is not None:

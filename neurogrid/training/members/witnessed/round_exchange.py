@@ -32,6 +32,7 @@ from neurogrid.p2p.hosts.identity import Identity
 from neurogrid.p2p.wire import TensorMessage
 from neurogrid.renewed_event import RenewedEvent
 from neurogrid.training.members.member_blobs import MemberBlobs
+from neurogrid.training.members.witnessed.auditing import Auditing
 from neurogrid.training.members.witnessed.neighbours import Neighbours
 from neurogrid.training.optimizers.distro import Coefficients
 from neurogrid.training.runs.signatures import check_signature, sign
@@ -105,6 +106,7 @@ class RoundExchange:
         plan: of results.
         num_witnesses: of a round; 0 for all members.
         directory: for results.
+        auditing: claims of results, where a run has audits.
 
     Attributes:
         received_bytes, sent_bytes: of results, those that others were told of counted once for each.
@@ -121,13 +123,17 @@ class RoundExchange:
         plan: ResultPlan,
         num_witnesses: int,
         directory: Path,
+        auditing: Auditing | None = None,
     ) -> None:
+        self._auditing = auditing
         self._run_id, self._leader, self._identity = run_id, leader, identity
         self._exchange, self._blobs, self._neighbours = exchange, blobs, neighbours
         self._plan, self._num_witnesses, self._directory = plan, num_witnesses, directory
         self._rounds: list[_Round] = []
         # Of rounds that this member has yet to hear of, the last of each peer.
         self._early: dict[str, RoundCommitment] = {}
+        # Of the last round, by seat, while this member has yet to come to the weights that it begins with.
+        self._waiting: dict[int, tuple[str, RoundCommitment]] = {}
         self._results: dict[bytes, Coefficients] = {}
         self._files: dict[bytes, Path] = {}
         self._changed = RenewedEvent()
@@ -146,7 +152,7 @@ class RoundExchange:
             self._rounds.append(current)
             self._forget(self._rounds[:-_NUM_KEPT])
             del self._rounds[:-_NUM_KEPT]
-            early, self._early = self._early, {}
+            early, self._early, self._waiting = self._early, {}, {}
             for sender, each in early.items():
                 with suppress(RemoteProtocolError):
                     self.take_commitment(sender, each)
@@ -181,12 +187,24 @@ class RoundExchange:
             raise RemoteProtocolError(
                 f"seat {said.seat} commits to batches that are not its own: {said.first_batch}, {said.num_batches}"
             )
+        if self._auditing is not None and work is not None:
+            if not self._auditing.is_at(round_.told):
+                self._waiting[said.seat] = sender, said
+                return
+            self._auditing.take_claim(round_.told, member, said)
         round_.commitments[said.seat] = commitment
         if said.num_batches and said.result not in self._results and self._nursery is not None:
             self._nursery.start_soon(self._fetch, round_, said.seat, member.peer, said.result)
         elif said.result in self._results:
             round_.had.add(said.seat)
         self._changed.set()
+
+    def take_waiting(self) -> None:
+        """This member has the weights of the round, and can see what commitments are worth."""
+        waiting, self._waiting = self._waiting, {}
+        for sender, said in waiting.values():
+            with suppress(RemoteProtocolError):
+                self.take_commitment(sender, said)
 
     def holds(self, result: bytes) -> bool:
         """Whether a result is here."""
@@ -230,6 +248,7 @@ class RoundExchange:
             commitment.num_batches,
             blob_id,
             sign(self._identity, commitment.signed_bytes(self._run_id)),
+            self._auditing.sign(told, blob_id) if self._auditing and work is not None else b"",
         )
         round_ = next((each for each in self._rounds if each.key == (told.epoch, told.round)), None)
         if round_ is None or self._nursery is None:

@@ -36,18 +36,21 @@ from neurogrid.p2p.streams.message_forms import sender_of
 from neurogrid.p2p.wire import MessageCode, TensorMessage
 from neurogrid.renewed_event import RenewedEvent
 from neurogrid.temporary import temporary_directory
+from neurogrid.training.checks import ClaimRules, Settings, start_of
 from neurogrid.training.data.blobs import fetch_manifest
 from neurogrid.training.members.member_blobs import MemberBlobs
 from neurogrid.training.members.settings import MemberSettings
 from neurogrid.training.members.status import PartStatus
+from neurogrid.training.members.witnessed.auditing import Auditing, BrokenChainError
+from neurogrid.training.members.witnessed.gradients import mean_gradient
 from neurogrid.training.members.witnessed.neighbours import Neighbours
 from neurogrid.training.members.witnessed.own_weights import OwnWeights
 from neurogrid.training.members.witnessed.round_exchange import ResultMissingError, RoundExchange
 from neurogrid.training.members.witnessed.samples import RoundSamples
-from neurogrid.training.runs.inner_optimizer import rates_of
+from neurogrid.training.runs.inner_optimizer import round_rates
 from neurogrid.training.runs.run_file import RunFile, parse_run_file
 from neurogrid.training.runs.trainers import trainer_settings, work_seed
-from neurogrid.training.trainer import Trainer, TrainerError, open_trainer
+from neurogrid.training.trainer import Gradient, Trainer, TrainerError, open_trainer
 from neurogrid.training.wire.runs import (
     AgreedResult,
     Epoch,
@@ -56,6 +59,7 @@ from neurogrid.training.wire.runs import (
     Order,
     Report,
     RoundCommitment,
+    RoundEvidence,
     RoundWork,
     RunMessage,
     Start,
@@ -71,8 +75,6 @@ _FETCH_TIMEOUT: Final = 600.0
 _MAX_RESTARTS: Final = 3
 # Rounds that a member may be behind.
 _MAX_BEHIND: Final = 64
-# A step has a rate above 0: where the schedule is at 0, so little of its height.
-_LEAST_RATE: Final = 1e-6
 _STATES: Final = {"loading": "starting", "warm": "ready", "kept": "waiting"}
 
 
@@ -114,6 +116,7 @@ class WitnessedPart:
         self._changed = RenewedEvent()
         self._neighbours = Neighbours(host, exchange)
         self._round_exchange: RoundExchange | None = None
+        self._auditing: Auditing | None = None
         # What was agreed, by the number of rounds that are in the weights then.
         self._agreed: dict[int, tuple[AgreedResult, ...]] = {}
         self._loss: float | None = None
@@ -180,6 +183,11 @@ class WitnessedPart:
             said = RoundCommitment.decode(message.data)
             if self._round_exchange is not None:
                 self._round_exchange.take_commitment(sender, said)
+        elif code is RunMessage.EVIDENCE:
+            shown = RoundEvidence.decode(message.data)
+            is_ours = sender == self.leader and shown.run == self.run_id
+            if is_ours and self._auditing is not None:
+                self._auditing.judge(shown)
 
     def _take_epoch(self, told: Epoch) -> None:
         if self._told is not None and told.number <= self._told.number:
@@ -192,6 +200,8 @@ class WitnessedPart:
         elif told.phase in ("waiting_for_members", "warmup"):
             self._agreed.clear()
         self._neighbours.take(told)
+        if self._auditing is not None:
+            self._auditing.hear(told, self._epoch_report.incarnation)
         if self._round_exchange is not None:
             self._round_exchange.take(told)
         self._changed.set()
@@ -297,6 +307,14 @@ class WitnessedPart:
                     trainer.layout, trainer.weights, run.distro, self._blobs, directory / "pieces"
                 )
                 chunks = weights.distro.chunks
+                plan = ResultPlan(
+                    tuple((number, size) for number, size, _ in chunks),
+                    run.distro.top_k,
+                    run.distro.one_bit,
+                )
+                auditing = self._auditing = self._open_auditing(
+                    trainer, weights, plan, directory / "audits"
+                )
                 exchange = self._round_exchange = RoundExchange(
                     self.run_id,
                     self.leader,
@@ -304,29 +322,62 @@ class WitnessedPart:
                     self._exchange,
                     self._blobs,
                     self._neighbours,
-                    ResultPlan(
-                        tuple((number, size) for number, size, _ in chunks),
-                        run.distro.top_k,
-                        run.distro.one_bit,
-                    ),
+                    plan,
                     run.epochs.witnesses,
                     directory / "results",
+                    auditing,
                 )
                 if self._told is not None:
+                    if auditing is not None:
+                        auditing.hear(self._told, self._epoch_report.incarnation)
                     exchange.take(self._told)
                 member = _Member(self, trainer, weights, exchange, samples)
-                try:
-                    with unwrap_errors():
-                        async with trio.open_nursery() as nursery:
-                            nursery.start_soon(self._neighbours.run)
-                            nursery.start_soon(exchange.run)
-                            await member.run()
-                            nursery.cancel_scope.cancel()
-                finally:
-                    self._round_exchange = None  # it fetches nothing any more
+                with unwrap_errors():
+                    async with trio.open_nursery() as nursery:
+                        nursery.start_soon(self._neighbours.run)
+                        nursery.start_soon(exchange.run)
+                        if auditing is not None:
+                            nursery.start_soon(auditing.run)
+                        await member.run()
+                        nursery.cancel_scope.cancel()
                 if self._keep is not None and weights.step:
                     await trainer.save(directory / "trained")
                     await self._keep(directory / "trained", run.name)
+
+    def _open_auditing(
+        self, trainer: Trainer, weights: OwnWeights, plan: ResultPlan, directory: Path
+    ) -> Auditing | None:
+        run = self._run_file
+        if not run.checks.audit:
+            return None
+        settings = Settings(
+            tuple(trainer.layout.shapes),
+            run.distro.top_k,
+            run.distro.chunk,
+            run.distro.decay,
+            run.distro.one_bit,
+        )
+        rules = ClaimRules(
+            self.run_id,
+            settings,
+            round_rates(run.inner, self._start.total_steps),
+            partial(work_seed, run.seed),
+            start_of(settings),
+        )
+        return Auditing(
+            rules,
+            run.checks,
+            self.leader,
+            self._host.identity,
+            self._exchange,
+            self._blobs,
+            self._neighbours,
+            weights,
+            plan,
+            run.epochs.train,
+            directory,
+            self._changed.set,
+        )
 
 
 class _Member:
@@ -342,7 +393,8 @@ class _Member:
     ) -> None:
         self._part, self._trainer, self._weights = part, trainer, weights
         self._exchange, self._samples = exchange, samples
-        self._rate_of = rates_of(part._run_file.inner, max(part._start.total_steps, 1))
+        self._rate = round_rates(part._run_file.inner, part._start.total_steps)
+        self._auditing = part._auditing
         # The last round that this member has done its work for, and what came of it.
         self._done = (0, 0)
         self._own = b""
@@ -360,10 +412,13 @@ class _Member:
             if told is not None:
                 try:
                     await self._follow(told)
-                except (BehindError, ResultMissingError, CheckpointError) as exc:
+                except (BehindError, BrokenChainError, ResultMissingError, CheckpointError) as exc:
                     logger.warning("this member gives up its weights: %s", exc)
                     self._give_up(exc)
-            if part._told is told and not part._is_dismissed:
+                if self._auditing is not None:
+                    await self._auditing.work(self._gradient_at)
+            has_more = self._auditing is not None and self._auditing.has_work
+            if part._told is told and not part._is_dismissed and not has_more:
                 await part._changed.wait()
 
     def _give_up(self, error: NeuroGridError) -> None:
@@ -386,6 +441,7 @@ class _Member:
             await self._warm_up(told, own)
         elif told.phase in ("round_train", "round_witness"):
             await self._catch_up(told)
+            self._exchange.take_waiting()
             if told.phase == "round_train" and self._done < (told.epoch, told.round):
                 await self._train(told, own)
         elif told.phase == "cooldown":
@@ -450,6 +506,9 @@ class _Member:
             has_own = weights.is_under_way and any(each.result == self._own for each in agreed)
             rate = self._rate(weights.step)
             weights.withdraw()
+            if self._auditing is not None:
+                seats = [each.seat for each in agreed]
+                self._auditing.before_apply(dict(zip(seats, results, strict=True)))
             try:
                 await trio.to_thread.run_sync(
                     partial(weights.apply, results, rate, has_own=has_own)
@@ -483,10 +542,6 @@ class _Member:
             part._tell()
         part._note(state, round=weights.step or 0, digest=weights.digest)
 
-    def _rate(self, step: int) -> float:
-        inner = self._part._run_file.inner
-        return max(self._rate_of(step), _LEAST_RATE * inner.lr)
-
     # A round
 
     async def _train(self, told: Epoch, own: EpochSeat) -> None:
@@ -503,9 +558,13 @@ class _Member:
         if now is None or (now.epoch, now.round) != (told.epoch, told.round):
             logger.warning("round %d went on before this member was done with its work", told.round)
             return
+        if self._auditing is not None:
+            self._auditing.begin_chain()
         coefficients = await trio.to_thread.run_sync(
             self._weights.encode, gradient, self._rate(told.step)
         )
+        if self._auditing is not None:
+            await self._auditing.prepare()
         self._own = await self._exchange.publish(told, own.seat, work, coefficients)
         part._note("averaging")
 
@@ -513,24 +572,29 @@ class _Member:
         """The mean gradient over the samples of a work."""
         part = self._part
         batches = await self._samples.batches(work.ranges, told.batch_samples, own.seat)
-        mean = torch.zeros_like(self._weights.distro.theta)
-        num_samples, loss_sum, num_labels = 0, 0.0, 0
-        for number, batch in enumerate(batches):
-            seed = work_seed(part._run_file.seed, own.seat, told.round * len(batches) + number)
-            found = await self._trainer.gradient(batch, step=told.step, seed=seed)
-            if found.not_finite:
-                raise TrainerError(found.not_finite)
-            num_samples += found.samples
-            share = found.samples / num_samples
-            await trio.to_thread.run_sync(mean.lerp_, self._trainer.gradients, share)
+        loss_sum, num_labels, num_samples = 0.0, 0, 0
+
+        def note(number: int, found: Gradient) -> None:
+            nonlocal loss_sum, num_labels, num_samples
             loss_sum += found.loss * found.labels
             num_labels += found.labels
+            num_samples += found.samples
             part._note(
                 "training",
-                batches_done=number + 1,
+                batches_done=number,
                 batch_seconds=found.seconds * told.batch_samples / max(found.samples, 1),
                 micro_batch=found.micro_batch,
             )
+
+        mean = await mean_gradient(
+            self._trainer,
+            batches,
+            run_seed=part._run_file.seed,
+            seat=own.seat,
+            round_number=told.round,
+            step=told.step,
+            on_batch=note,
+        )
         self._loss_sum += loss_sum
         self._num_tokens += num_labels
         self._num_samples += num_samples
@@ -544,6 +608,23 @@ class _Member:
             gradient_norm=norm if math.isfinite(norm) else None,
         )
         return mean
+
+    async def _gradient_at(self, told: Epoch, seat: int, weights: torch.Tensor) -> torch.Tensor:
+        """The gradient of a seat's work in a round, at the weights of then; afterwards the trainer has its own."""
+        work = next(each for each in told.works if each.seat == seat)
+        batches = await self._samples.batches(work.ranges, told.batch_samples, seat)
+        self._trainer.weights.copy_(weights)
+        try:
+            return await mean_gradient(
+                self._trainer,
+                batches,
+                run_seed=self._part._run_file.seed,
+                seat=seat,
+                round_number=told.round,
+                step=told.step,
+            )
+        finally:
+            self._trainer.weights.copy_(self._weights.distro.theta)
 
 
 def _incarnation() -> int:

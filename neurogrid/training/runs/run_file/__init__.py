@@ -6,6 +6,7 @@ Text in, frozen sections out, and back. No file is opened here, and nothing that
     section     what all sections have in common: a value is checked where it is put in
     sections    the sections, with the defaults
     stage_sections  those about a model in stages
+    checks_section  the one about what is computed again
     epoch_sections  those about witnessed runs
     run_file    all of them, what only fits together, and the text with every default
     presets     names for several values at once
@@ -13,6 +14,7 @@ Text in, frozen sections out, and back. No file is opened here, and nothing that
     parsing     from text, with what is wrong in one line
 """
 
+from neurogrid.training.runs.run_file.checks_section import ChecksSection
 from neurogrid.training.runs.run_file.epoch_sections import DistroSection, EpochsSection
 from neurogrid.training.runs.run_file.parsing import RunFileError, parse_run_file
 from neurogrid.training.runs.run_file.run_file import RunFile
@@ -38,6 +40,7 @@ __all__ = [
     "MAX_STAGES",
     "AdapterSection",
     "CheckpointsSection",
+    "ChecksSection",
     "DataSection",
     "DistroSection",
     "EpochsSection",

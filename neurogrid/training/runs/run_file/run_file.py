@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar, Final
 
+from neurogrid.training.runs.run_file.checks_section import ChecksSection
 from neurogrid.training.runs.run_file.epoch_sections import (
     MAX_EPOCH_MEMBERS,
     DistroSection,
@@ -33,7 +34,7 @@ SECTIONS: Final[Mapping[str, type[Section]]] = {
     each.title: each
     for each in (
         *(ModelSection, LayoutSection, AdapterSection, DataSection, StopSection, InnerSection),
-        *(OuterSection, DistroSection, EpochsSection, MembersSection),
+        *(OuterSection, DistroSection, EpochsSection, ChecksSection, MembersSection),
         *(CheckpointsSection, EvalSection, TrackSection),
     )
 }
@@ -62,6 +63,7 @@ class RunFile(Section):
     outer: OuterSection = field(default_factory=OuterSection)
     distro: DistroSection = field(default_factory=DistroSection)
     epochs: EpochsSection = field(default_factory=EpochsSection)
+    checks: ChecksSection = field(default_factory=ChecksSection)
     members: MembersSection = field(default_factory=MembersSection)
     checkpoints: CheckpointsSection = field(default_factory=CheckpointsSection)
     eval: EvalSection = field(default_factory=EvalSection)
@@ -124,6 +126,12 @@ class RunFile(Section):
             )
         if self.is_witnessed:
             self._check_witnessed()
+        elif self.checks.audit:
+            raise ChecksSection.fault(
+                "audit",
+                'is above 0 only with [outer] method "distro": elsewhere members claim nothing',
+                OuterSection.place_of("method"),
+            )
         if self.layout.replicas > 1:
             self._check_replicas()
         if self.model.kind == CAUSAL_LM:

@@ -1,5 +1,6 @@
 """The messages of `/neurogrid/run/1.0.0`, and what is in them. Imports no torch."""
 
+from neurogrid.training.wire.runs.audits import RoundEvidence, RoundFinding
 from neurogrid.training.wire.runs.forms import (
     MAX_CONFIG_BYTES,
     MAX_GPU_CHARS,
@@ -117,6 +118,8 @@ __all__ = [
     "Renewed",
     "Report",
     "RoundCommitment",
+    "RoundEvidence",
+    "RoundFinding",
     "RoundHealth",
     "RoundProof",
     "RoundWork",

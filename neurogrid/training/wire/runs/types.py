@@ -100,6 +100,9 @@ class RunMessage(MessageCode, limits=DEFAULT_RUN_LIMITS):
     WITNESS = 0x82, Traits()
     HEALTH = 0x83, Traits()
     EPOCH_REPORT = 0x84, Traits()
+    # Some members compute again what others have claimed.
+    FINDING = 0x86, Traits()
+    EVIDENCE = 0x87, Traits()
 
 
 def run_table(limits: RunLimits = DEFAULT_RUN_LIMITS) -> MessageTable:

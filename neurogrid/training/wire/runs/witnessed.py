@@ -31,6 +31,7 @@ from neurogrid.p2p.wire.forms import (
 from neurogrid.p2p.wire.limits import MAX_ADDRESS_CHARS, MAX_ERROR_CHARS, MAX_PEER_ID_CHARS
 from neurogrid.p2p.wire.maps import MAX_U32, MAX_U64
 from neurogrid.training.wire.forms import number as real
+from neurogrid.training.wire.runs.audits import CLAIM_FORM_BYTES
 from neurogrid.training.wire.runs.forms import BLOB, COUNT, RUN
 from neurogrid.training.wire.runs.stages import check_once
 from neurogrid.training.wire.runs.types import DEFAULT_RUN_LIMITS
@@ -335,6 +336,7 @@ class RoundCommitment(ControlPayload):
         num_batches: u32; 0 of a member without batches, which shows by it that it is there.
         result: the blob that it is; zeros where there are no batches.
         signature: Ed25519, by the member's identity.
+        claim: what it has computed, signed (`checks`); empty where a run has no audits, or there are no batches.
     """
 
     run: bytes
@@ -345,6 +347,7 @@ class RoundCommitment(ControlPayload):
     num_batches: int
     result: bytes
     signature: bytes = bytes(_SIGNATURE_BYTES)
+    claim: bytes = b""
 
     _map = Map(
         "Commitment",
@@ -357,8 +360,13 @@ class RoundCommitment(ControlPayload):
             "num_batches": _LATEST,
             "result": BLOB,
             "signature": fixed(_SIGNATURE_BYTES),
+            "claim": optional(binary(CLAIM_FORM_BYTES)),
         },
     )
+
+    def _check(self) -> None:
+        if len(self.claim) not in (0, CLAIM_FORM_BYTES):
+            raise violation(f"claim of Commitment must have {CLAIM_FORM_BYTES} bytes")
 
 
 @dataclass(frozen=True, slots=True)

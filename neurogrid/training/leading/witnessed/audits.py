@@ -1,0 +1,412 @@
+"""Audits, as the leader sees them: whose claims count, who is to look at which, and what becomes of what is found.
+
+    commitment -> claim -> drawn by the next seed -> findings -> a case -> findings of all others -> ejected, or nobody
+
+The leader computes nothing itself and believes nobody: a finding counts of who was drawn, and names somebody only when
+more than half of the others have found the same. Two claims in conflict show themselves.
+
+Source: protocol_spec/training/witnessed.md, "Audits".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Final
+
+from neurogrid.errors import RemoteProtocolError
+from neurogrid.p2p.wire import ErrorCode
+from neurogrid.training.checks import (
+    Audit,
+    Case,
+    Claim,
+    ClaimConflictError,
+    ClaimError,
+    ClaimRules,
+    Finding,
+    RoundClaims,
+    Verdict,
+    audits_of,
+    open_claim,
+    open_evidence,
+    open_finding,
+    pack_conflict,
+    pack_evidence,
+    pack_verdict,
+    vote_of,
+)
+from neurogrid.training.checks.evidence import Kind
+from neurogrid.training.checks.ledger import conflict_of
+from neurogrid.training.leading.witnessed.epoch_messages import round_works
+from neurogrid.training.runs.run_file import ChecksSection
+from neurogrid.training.runs.witnessed_machine import WitnessedMachine
+from neurogrid.training.wire.runs import RoundCommitment, RoundEvidence, RoundFinding
+from neurogrid.training.witnessed import Eject, EpochMember, EpochState, Event, Health, Left
+
+__all__ = ["RoundAudits"]
+
+_NUM_KEPT: Final = 4
+# Members have as long for the vectors, and as long again to compute.
+_NUM_TIMEOUTS: Final = 2.0
+
+
+@dataclass(eq=False)
+class _Round:
+    """A round whose claims may be looked at.
+
+    Attributes:
+        members: by seat.
+        claims: that counted, with their signed forms, by seat.
+        agreed: seats whose results were agreed on; None before.
+        audits: that were drawn; None before.
+        findings: signed, by the seat that claimed and the one that has found; empty of who was given nothing.
+        cases: by the seat that claimed.
+        closed: seats whose cases are over.
+    """
+
+    epoch: int
+    round: int
+    seats: tuple[int, ...]
+    members: dict[int, EpochMember]
+    claims: dict[int, tuple[Claim, bytes]] = field(default_factory=dict)
+    agreed: frozenset[int] | None = None
+    audits: tuple[Audit, ...] | None = None
+    findings: dict[tuple[int, int], tuple[Finding | None, bytes]] = field(default_factory=dict)
+    cases: dict[int, Case] = field(default_factory=dict)
+    closed: set[int] = field(default_factory=set)
+
+
+class RoundAudits:
+    """Claims, audits and cases of a run, as its leader has them.
+
+    Args:
+        rules: what all know of claims.
+        section: of the run file.
+        machine: of the run.
+        timeout: seconds in which members give their momenta.
+        weights_of: the digest of the weights that most have after so many rounds; empty while it is not known.
+        called: what people call the peer.
+        warn, say: tell people something.
+
+    Attributes:
+        num_made, num_held: audits that drawn members have told of, and those that held.
+        reasons: why peers were ejected.
+    """
+
+    def __init__(
+        self,
+        rules: ClaimRules,
+        section: ChecksSection,
+        machine: WitnessedMachine,
+        timeout: float,
+        weights_of: Callable[[int], bytes],
+        called: Callable[[str], str],
+        warn: Callable[[str], None],
+    ) -> None:
+        self._rules, self._section, self._machine = rules, section, machine
+        self._timeout, self._weights_of, self._called, self._warn = (
+            timeout,
+            weights_of,
+            called,
+            warn,
+        )
+        self._claims = RoundClaims()
+        self._rounds: list[_Round] = []
+        self._events: list[Event] = []
+        self._said: set[tuple[str, str]] = set()
+        self.num_made = self.num_held = 0
+        self.reasons: dict[str, str] = {}
+
+    def line(self) -> str:
+        """What came of audits so far, for people."""
+        return f"{self.num_made} claims were computed again, {self.num_held} of them hold"
+
+    # Rounds
+
+    def ticked(self, before: EpochState) -> None:
+        """The machine has gone on from this state."""
+        after = self._machine.epoch
+        if after.made > before.made and self._rounds:
+            ended = self._rounds[-1]
+            ended.agreed = frozenset(each.seat for each in after.agreed)
+            self._claims.agree(
+                {
+                    (each.seat, ended.members[each.seat].incarnation): each.result
+                    for each in after.agreed
+                }
+            )
+        key = after.epoch, after.round
+        if not after.has_round or (self._rounds and self._key(self._rounds[-1]) == key):
+            return
+        drawn = next((each for each in reversed(self._rounds) if each.agreed is not None), None)
+        self._rounds = [each for each in self._rounds if each.agreed is not None][1 - _NUM_KEPT :]
+        members = {each.seat: each for each in after.members}
+        self._rounds.append(_Round(after.epoch, after.round, after.seats, members))
+        self._claims.keep([(each.seat, each.incarnation) for each in after.members])
+        # Of a round that is made again nothing more is drawn.
+        if drawn is None or drawn.agreed is None or drawn.audits is not None:
+            return
+        drawn.audits = audits_of(
+            after.seed,
+            drawn.agreed,
+            drawn.seats,
+            after.seats,
+            self._section.audit,
+            self._section.auditors,
+        )
+
+    def take_claim(self, said: RoundCommitment, member: EpochMember) -> None:
+        """A member commits itself to a result; its claim is of the round under way.
+
+        Raises:
+            RemoteProtocolError: it says nothing, or its claim does not count.
+        """
+        round_ = self._rounds[-1] if self._rounds else None
+        if round_ is None or self._key(round_) != (said.epoch, said.round):
+            return
+        try:
+            if not said.claim:
+                raise ClaimError(f"seat {said.seat} commits to a result without a claim")
+            claim = open_claim(said.claim, member.peer)
+            work = next((w for w in round_works(self._machine) if w.seat == said.seat), None)
+            if work is None:
+                raise ClaimError(f"seat {said.seat} has nothing to claim")
+            step = self._machine.epoch.made
+            facts = self._rules.facts(
+                (member.seat, member.incarnation),
+                said.epoch,
+                said.round,
+                step,
+                ((each.slice, each.start, each.stop) for each in work.ranges),
+                # Members see it where it is not known here yet.
+                self._weights_of(step) or claim.weights,
+            )
+            self._claims.take(said.claim, member.peer, facts, said.result)
+        except ClaimConflictError as exc:
+            self._eject(
+                member, pack_verdict(exc.evidence), "it has signed two claims of which one is false"
+            )
+            raise self._refused(member.peer, str(exc)) from exc
+        except ClaimError as exc:
+            raise self._refused(member.peer, str(exc)) from exc
+        round_.claims[said.seat] = claim, said.claim
+
+    # What is found
+
+    def take_finding(self, said: RoundFinding, peer: str, now: float) -> None:
+        """A member has computed a claim again, or was given nothing for it.
+
+        Raises:
+            RemoteProtocolError: it was not to, or it is not what it must be.
+        """
+        round_ = self._round(said.epoch, said.round)
+        if round_ is None or round_.agreed is None:
+            return
+        member, claimed = round_.members.get(said.seat), round_.claims.get(said.about)
+        if member is None or member.peer != peer or not self._is_healthy(member):
+            raise self._refused(peer, f"a finding in the name of seat {said.seat}")
+        if (said.about, said.seat) in round_.findings or said.about in round_.closed:
+            return
+        case = round_.cases.get(said.about)
+        is_drawn = Audit(said.about, said.seat) in (round_.audits or ())
+        if claimed is None or not (is_drawn or (case is not None and said.seat in case.judges)):
+            raise self._refused(
+                peer,
+                f"a finding about seat {said.about}, at which seat {said.seat} was not to look",
+            )
+        claim, signed = claimed
+        if said.claim and said.claim != signed:
+            self._take_other_claim(round_, said, claim, signed)
+            raise self._refused(peer, f"a finding about another claim of seat {said.about}")
+        finding = open_finding(said.finding, peer) if said.finding else None
+        if finding is not None and finding.claim != claim.digest():
+            raise self._refused(peer, f"a finding about another claim of seat {said.about}")
+        round_.findings[said.about, said.seat] = finding, said.finding
+        if is_drawn:
+            self.num_made += 1
+            self.num_held += finding is not None and finding.holds
+        if case is not None:
+            case.vote(said.seat, vote_of(finding))
+        elif finding is None or finding.accuses:
+            self._open(round_, said.about, said.seat, finding, now)
+
+    def take_conflict(self, said: RoundEvidence, peer: str) -> None:
+        """A member has two claims of another that contradict each other.
+
+        Raises:
+            RemoteProtocolError: they do not, or are not signed by that one.
+        """
+        evidence = open_evidence(said.evidence)
+        claim = evidence.claim
+        member = self._machine.epoch.member(claim.seat)
+        is_of_member = (
+            member is not None
+            and evidence.kind == Kind.CONFLICT
+            and evidence.accused == member.peer
+            and (claim.run, claim.incarnation) == (self._rules.run, member.incarnation)
+        )
+        if member is None or not is_of_member:
+            raise self._refused(peer, "evidence that is about nobody of this run")
+        self._eject(
+            member, pack_verdict(said.evidence), "it has signed two claims of which one is false"
+        )
+
+    def _take_other_claim(
+        self, round_: _Round, said: RoundFinding, claim: Claim, signed: bytes
+    ) -> None:
+        """Somebody was told another claim than the leader."""
+        member = round_.members[said.about]
+        other = open_claim(said.claim, member.peer)
+        if conflict_of(claim, other) is not None and self._is_healthy(member):
+            evidence = pack_conflict(member.peer, signed, said.claim)
+            self._eject(
+                member, pack_verdict(evidence), "it has signed two claims of which one is false"
+            )
+
+    # Cases
+
+    def _open(
+        self, round_: _Round, about: int, by_seat: int, finding: Finding | None, now: float
+    ) -> None:
+        accused, accuser = round_.members[about], round_.members[by_seat]
+        if not self._is_healthy(accused):
+            return
+        judges = frozenset(
+            seat
+            for seat in round_.seats
+            if seat != about and self._is_healthy(round_.members[seat])
+        )
+        case = Case(about, by_seat, judges, now + _NUM_TIMEOUTS * self._timeout)
+        case.vote(by_seat, vote_of(finding))
+        # Others that were drawn may have said something before.
+        for (seat_about, seat), (other, _) in round_.findings.items():
+            if seat_about == about:
+                case.vote(seat, vote_of(other))
+        what = (
+            f"was given nothing by {self._called(accused.peer)}"
+            if finding is None
+            else f"finds the claim of {self._called(accused.peer)} {finding.excess:.3g} bands off"
+        )
+        text = f"{self._called(accuser.peer)} {what}, of round {round_.round}"
+        if not case.can_be_judged:
+            self._warn(f"{text}: nobody can judge, for there are fewer than three members")
+            round_.closed.add(about)
+            return
+        self._warn(f"{text}: the others look at it, too")
+        round_.cases[about] = case
+
+    def look(self, now: float) -> list[Event]:
+        """What cases have come to by now, for the machine; and what has happened since the last look."""
+        for round_ in self._rounds:
+            for about, case in list(round_.cases.items()):
+                verdict = case.verdict(now)
+                if verdict is not Verdict.OPEN:
+                    del round_.cases[about]
+                    round_.closed.add(about)
+                    self._close(round_, case, verdict)
+        events, self._events = self._events, []
+        return events
+
+    def _close(self, round_: _Round, case: Case, verdict: Verdict) -> None:
+        accused, accuser = round_.members[case.accused], round_.members[case.accuser]
+        evidence = self._evidence(round_, case)
+        if verdict is Verdict.SILENT and self._is_healthy(accused):
+            self._warn(
+                f"{self._called(accused.peer)} gives nobody what its claim of round {round_.round} was made of"
+            )
+            self._events.append(Left(accused.seat, Health.DROPPED))
+        elif verdict is Verdict.ACCUSED and evidence and self._is_healthy(accused):
+            self._eject(
+                accused,
+                evidence,
+                f"it did not compute what it claimed in round {round_.round}: {self._counts(case)}",
+            )
+        elif verdict is Verdict.ACCUSER and evidence and self._is_healthy(accuser):
+            self._eject(
+                accuser,
+                evidence,
+                f"it accused {self._called(accused.peer)} of what is not so in round {round_.round}: "
+                f"{self._counts(case)}",
+            )
+        else:
+            self._warn(
+                f"the claim of {self._called(accused.peer)} of round {round_.round} stays as it is: not enough members "
+                f"have found the same ({self._counts(case)})"
+            )
+
+    def _counts(self, case: Case) -> str:
+        votes = [str(each) for each in case.votes.values()]
+        kinds = ", ".join(f"{votes.count(each)} {each}" for each in sorted(set(votes)))
+        return f"of {len(case.judges)} members {kinds}"
+
+    def _evidence(self, round_: _Round, case: Case) -> bytes:
+        """The accusation, and what each judge has signed; empty where nobody accuses."""
+        accused, (_, claim) = round_.members[case.accused], round_.claims[case.accused]
+        found = {
+            seat: round_.findings[case.accused, seat]
+            for seat in (case.accuser, *sorted(case.judges - {case.accuser}))
+            if (case.accused, seat) in round_.findings
+        }
+        accusing = next(
+            (seat for seat, (each, _) in found.items() if each is not None and each.accuses), None
+        )
+        if accusing is None:
+            return b""
+        accuser = round_.members[accusing].peer
+        others = [
+            (round_.members[seat].peer, signed)
+            for seat, (finding, signed) in found.items()
+            if seat != accusing and finding is not None
+        ]
+        shown = pack_evidence(accused.peer, accuser, claim, found[accusing][1])
+        return pack_verdict(shown, others)
+
+    def _eject(self, member: EpochMember, evidence: bytes, reason: str) -> None:
+        if member.peer in self.reasons:
+            return
+        self.reasons[member.peer] = reason
+        self._warn(f"{self._called(member.peer)} is ejected: {reason}")
+        self._events.append(Eject(member.seat, evidence, member.peer))
+
+    # What members are told
+
+    def to_judge(self) -> Iterator[tuple[str, RoundEvidence]]:
+        """What is to be told to whom: cases, to those that have yet to find something."""
+        for round_ in self._rounds:
+            for about, case in round_.cases.items():
+                accused, (_, claim) = round_.members[about], round_.claims[about]
+                finding, signed = round_.findings[about, case.accuser]
+                accuser = round_.members[case.accuser].peer
+                shown = b""
+                if finding is not None:
+                    shown = pack_evidence(accused.peer, accuser, claim, signed)
+                said = RoundEvidence(
+                    self._rules.run, round_.epoch, round_.round, about, case.accuser, shown
+                )
+                for seat in sorted(case.judges - case.votes.keys()):
+                    if self._is_healthy(round_.members[seat]):
+                        yield round_.members[seat].peer, said
+
+    def _round(self, epoch: int, number: int) -> _Round | None:
+        return next((each for each in self._rounds if self._key(each) == (epoch, number)), None)
+
+    @staticmethod
+    def _key(round_: _Round) -> tuple[int, int]:
+        return round_.epoch, round_.round
+
+    def _is_healthy(self, member: EpochMember) -> bool:
+        now = self._machine.epoch.member(member.seat)
+        return (
+            now is not None
+            and now.health is Health.HEALTHY
+            and (now.peer, now.incarnation) == (member.peer, member.incarnation)
+            and member.peer not in self.reasons
+        )
+
+    def _refused(self, peer: str, what: str) -> RemoteProtocolError:
+        """The error for what somebody sends; people are told once of each kind."""
+        kind = " ".join(word for word in what.split() if not any(map(str.isdigit, word)))
+        if (peer, kind) not in self._said and len(self._said) < 4096:
+            self._said.add((peer, kind))
+            self._warn(f"{self._called(peer)} sends what is refused: {what}")
+        return RemoteProtocolError(what, code=ErrorCode.PROTOCOL_VIOLATION)

@@ -1,0 +1,150 @@
+"""Rounds as a member keeps them for audits: what was claimed in each, from which weights, and who looks at it. Pure.
+
+Of each round that was agreed on the weights before it are kept, and the momenta of this member, as long as somebody may
+ask for them: a few rounds.
+
+Source: protocol_spec/training/witnessed.md, "Audits".
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from torch import Tensor
+
+from neurogrid.training.checks import Audit, Claim, RoundClaims, audits_of
+from neurogrid.training.optimizers.distro import Coefficients
+from neurogrid.training.wire.runs import Epoch, EpochSeat, RoundWork
+
+__all__ = ["NUM_KEPT_ROUNDS", "AuditedRound", "AuditedRounds"]
+
+NUM_KEPT_ROUNDS: Final = 4
+"""Rounds that are kept: the one under way, the one that is looked at, and those that are judged."""
+
+_ROUND_PHASES: Final = ("round_train", "round_witness")
+
+
+@dataclass(eq=False)
+class AuditedRound:
+    """A round.
+
+    Attributes:
+        told: what the leader said of it last.
+        claims: that count, with their signed forms, by seat.
+        agreed: the results that were agreed on, by seat; None while nothing was.
+        audits: that were drawn; None before.
+        weights: float32 [n], before the round; None before it is applied.
+        coefficients: results that were agreed on, by seat.
+        momenta: this member's own: before, kept, sent.
+        findings: of this member, signed, by seat; empty bytes where it was given nothing.
+        judging: seats whose claims it computes, or has computed.
+        files: vectors that others may fetch.
+    """
+
+    told: Epoch
+    claims: dict[int, tuple[Claim, bytes]] = field(default_factory=dict)
+    agreed: dict[int, bytes] | None = None
+    audits: tuple[Audit, ...] | None = None
+    weights: Tensor | None = None
+    coefficients: dict[int, Coefficients] = field(default_factory=dict)
+    momenta: tuple[Tensor, Tensor, Tensor] | None = None
+    findings: dict[int, tuple[bytes, bytes]] = field(default_factory=dict)
+    judging: set[int] = field(default_factory=set)
+    files: list[Path] = field(default_factory=list)
+
+    @property
+    def key(self) -> tuple[int, int]:
+        """Epoch and round."""
+        return self.told.epoch, self.told.round
+
+    def member(self, seat: int) -> EpochSeat | None:
+        """Who sat on a seat."""
+        return next((each for each in self.told.members if each.seat == seat), None)
+
+    def work(self, seat: int) -> RoundWork | None:
+        """What a seat had to train on."""
+        return next((each for each in self.told.works if each.seat == seat), None)
+
+
+class AuditedRounds:
+    """The last rounds of one member.
+
+    Args:
+        share, copies: of the run file.
+
+    Attributes:
+        claims: in turn.
+        dropped: rounds that are kept no more: whoever looks takes them out, and removes their files.
+    """
+
+    def __init__(self, share: float, copies: int) -> None:
+        self._share, self._copies = share, copies
+        self._rounds: dict[int, AuditedRound] = {}
+        self._agreed_step = 0
+        self.claims = RoundClaims()
+        self.dropped: list[AuditedRound] = []
+
+    def begin(self, seat: int) -> None:
+        """This member has taken another seat, and knows all claims of those that come after it."""
+        self.claims = RoundClaims(all_from=seat)
+        self.dropped.extend(self._rounds.values())
+        self._rounds, self._agreed_step = {}, 0
+
+    def at(self, step: int) -> AuditedRound | None:
+        """The round that began with so many rounds in the weights."""
+        return self._rounds.get(step)
+
+    def of(self, epoch: int, round_number: int) -> AuditedRound | None:
+        """A round by its epoch and number."""
+        key = epoch, round_number
+        return next((each for each in self._rounds.values() if each.key == key), None)
+
+    def hear(self, told: Epoch) -> AuditedRound | None:
+        """The leader says where the run is.
+
+        Returns:
+            The round whose claims are drawn by this, once; None where nothing is drawn.
+        """
+        if told.agreed:
+            self._note_agreed(told)
+        if told.phase not in _ROUND_PHASES:
+            return None
+        known = self._rounds.get(told.step)
+        if known is not None and known.key == (told.epoch, told.round):
+            known.told = told
+            return None
+        if known is not None:
+            self.dropped.append(known)
+        self._rounds[told.step] = AuditedRound(told)
+        self.claims.keep([(each.seat, each.incarnation) for each in told.members])
+        for step in sorted(self._rounds)[:-NUM_KEPT_ROUNDS]:
+            self.dropped.append(self._rounds.pop(step))
+        before = self._rounds.get(told.step - 1)
+        if before is None or before.agreed is None or before.audits is not None:
+            return None
+        before.audits = audits_of(
+            told.seed, before.agreed, before.told.seats, told.seats, self._share, self._copies
+        )
+        return before
+
+    def _note_agreed(self, told: Epoch) -> None:
+        if told.step <= self._agreed_step:
+            return
+        before = self._rounds.get(told.step - 1)
+        if before is None or told.step > self._agreed_step + 1 > 1:
+            # Rounds went by of which this member has not heard.
+            self.claims.lose_track()
+        self._agreed_step = told.step
+        if before is None:
+            return
+        before.agreed = {each.seat: each.result for each in told.agreed}
+        members = {each.seat: each.incarnation for each in before.told.members}
+        self.claims.agree(
+            {
+                (seat, members[seat]): result
+                for seat, result in before.agreed.items()
+                if seat in members
+            }
+        )

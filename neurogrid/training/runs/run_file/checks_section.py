@@ -1,0 +1,31 @@
+"""The section of a run file that is about checks: how much of what members compute is computed again."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+from neurogrid.training.runs.run_file.section import Section
+from neurogrid.training.runs.run_file.values import Kind, number, whole
+
+__all__ = ["ChecksSection"]
+
+
+@dataclass(frozen=True, slots=True)
+class ChecksSection(Section):
+    """What members compute again of what others say that they have computed, with method "distro".
+
+    Attributes:
+        audit: share of the results of a round that are computed again; 0 for none.
+        auditors: of each of these results.
+    """
+
+    audit: float = 0.0
+    auditors: int = 1
+
+    title: ClassVar[str] = "checks"
+    keys: ClassVar[Mapping[str, Kind]] = {
+        "audit": number("from 0 to 1", lambda value: 0 <= value <= 1),
+        "auditors": whole(1, 16),
+    }
