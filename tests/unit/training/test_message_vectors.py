@@ -16,7 +16,13 @@ from neurogrid.training import wire
 from neurogrid.training.wire import runs
 from tests.unit.vectors import in_turn, subject
 
-FILES = ("training_messages", "run_messages", "stage_messages", "witnessed_messages")
+FILES = (
+    "training_messages",
+    "run_messages",
+    "stage_messages",
+    "witnessed_messages",
+    "witnessed_audits",
+)
 KINDS = {
     name: kind
     for room in (wire, runs)

@@ -203,8 +203,10 @@ class RoundAudits:
         if round_ is None or round_.agreed is None:
             return
         member, claimed = round_.members.get(said.seat), round_.claims.get(said.about)
-        if member is None or member.peer != peer or not self._is_healthy(member):
+        if member is None or member.peer != peer:
             raise self._refused(peer, f"a finding in the name of seat {said.seat}")
+        if not self._is_healthy(member):
+            return
         if (said.about, said.seat) in round_.findings or said.about in round_.closed:
             return
         case = round_.cases.get(said.about)
@@ -328,7 +330,7 @@ class RoundAudits:
                 f"it accused {self._called(accused.peer)} of what is not so in round {round_.round}: "
                 f"{self._counts(case)}",
             )
-        else:
+        elif self._is_healthy(accused) and self._is_healthy(accuser):
             self._warn(
                 f"the claim of {self._called(accused.peer)} of round {round_.round} stays as it is: not enough members "
                 f"have found the same ({self._counts(case)})"

@@ -359,6 +359,8 @@ class Auditing:
         return finding
 
     def _note(self, job: _Job, finding: Finding) -> None:
+        if job not in self._jobs:
+            return  # this member has another seat by now
         level = logging.WARNING if finding.accuses else logging.INFO
         logger.log(
             level,
@@ -407,6 +409,8 @@ class Auditing:
             for name in names:
                 job.vectors[name] = await self._fetch(job, name)
         except (NeuroGridError, trio.TooSlowError) as exc:
+            if job not in self._jobs:
+                return
             logger.warning(
                 "seat %d does not give the momentum `%s` within %g s: %s",
                 job.seat,
@@ -424,7 +428,11 @@ class Auditing:
 
     async def _fetch(self, job: _Job, name: str) -> Tensor:
         blob_id, num_bytes = getattr(job.claim, name), 4 * self._rules.settings.num_elements
-        path = self._directory / f"{job.round.told.epoch}-{job.round.told.round}-{job.seat}.{name}"
+        if blob_id == self._rules.start:
+            return torch.zeros(self._rules.settings.num_elements)
+        # A folder for each: two members may have the same momentum.
+        folder = self._directory / f"{job.round.told.epoch}-{job.round.told.round}-{job.seat}"
+        path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         with trio.fail_after(max(job.until - trio.current_time(), 0.0)):
             while True:
