@@ -292,6 +292,9 @@ HOUSE = (
     training(".checks.band", frozenset()),
     training(".checks.ledger", frozenset()),
     training(".checks.evidence", frozenset()),
+    training(".checks.verdicts", frozenset()),
+    training(".checks.cases", frozenset()),
+    training(".checks.round_claims", frozenset()),
     training(".checks.plausibility", frozenset()),
     # The same on tensors.
     training(".checks", frozenset({"torch"})),

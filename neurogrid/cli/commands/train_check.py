@@ -215,6 +215,8 @@ def _lines(run: RunFile, told: Estimate) -> Iterator[str]:
         f"bytes        {format_bytes(told.sent_bytes)} sent and {format_bytes(told.received_bytes)} received by a "
         "member in a round"
     )
+    if run.checks.audit:
+        yield from _audit_lines(run, told)
     yield f"checkpoint   {format_bytes(told.checkpoint_bytes)} of weights"
     if told.num_rounds is not None:
         yield f"rounds       {told.num_rounds:,}"
@@ -227,6 +229,20 @@ def _lines(run: RunFile, told: Estimate) -> Iterator[str]:
         yield f"time         a round takes {told.compute_seconds:.1f} s computing, {exchanging}"
     if told.round_seconds is not None and told.num_rounds is not None:
         yield f"             {span_of(told.num_rounds * told.round_seconds)} in all"
+
+
+def _audit_lines(run: RunFile, told: Estimate) -> Iterator[str]:
+    """What it costs that results are computed again."""
+    copies = min(run.checks.auditors, told.num_members - 1)
+    number, vector = run.checks.audit * copies, 4 * told.num_parameters
+    # Of 16 rounds the weights, three momenta of its own, and those that it has fetched.
+    disk = int(16 * (1 + 6 * run.checks.audit) * vector)
+    yield (
+        f"audits       a member computes {number:.0%} more, and receives {format_bytes(int(number * vector))} more "
+        f"in a round; it has about {format_bytes(7 * vector)} more in memory, and up to {format_bytes(disk)} on disk"
+    )
+    if told.num_members < 3:
+        yield "             with fewer than 3 members nobody can judge what an auditor finds: nobody is ejected for it"
 
 
 def _steps(number: int) -> str:

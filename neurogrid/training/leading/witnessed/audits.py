@@ -10,6 +10,7 @@ Source: protocol_spec/training/witnessed.md, "Audits".
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Final
@@ -45,7 +46,10 @@ from neurogrid.training.witnessed import Eject, EpochMember, EpochState, Event, 
 
 __all__ = ["RoundAudits"]
 
-_NUM_KEPT: Final = 4
+_NUM_KEPT: Final = 16
+# Rounds after that of a claim, until which it is heard that its member gives nothing, and until which a case goes on.
+_MAX_AGE_MISSING: Final = 8
+_MAX_AGE_OPEN: Final = 14
 # Members have as long for the vectors, and as long again to compute.
 _NUM_TIMEOUTS: Final = 2.0
 
@@ -55,6 +59,7 @@ class _Round:
     """A round whose claims may be looked at.
 
     Attributes:
+        step: rounds that were made before it.
         members: by seat.
         claims: that counted, with their signed forms, by seat.
         agreed: seats whose results were agreed on; None before.
@@ -66,6 +71,7 @@ class _Round:
 
     epoch: int
     round: int
+    step: int
     seats: tuple[int, ...]
     members: dict[int, EpochMember]
     claims: dict[int, tuple[Claim, bytes]] = field(default_factory=dict)
@@ -141,7 +147,7 @@ class RoundAudits:
         drawn = next((each for each in reversed(self._rounds) if each.agreed is not None), None)
         self._rounds = [each for each in self._rounds if each.agreed is not None][1 - _NUM_KEPT :]
         members = {each.seat: each for each in after.members}
-        self._rounds.append(_Round(after.epoch, after.round, after.seats, members))
+        self._rounds.append(_Round(after.epoch, after.round, after.made, after.seats, members))
         self._claims.keep([(each.seat, each.incarnation) for each in after.members])
         # Of a round that is made again nothing more is drawn.
         if drawn is None or drawn.agreed is None or drawn.audits is not None:
@@ -220,6 +226,8 @@ class RoundAudits:
         if said.claim and said.claim != signed:
             self._take_other_claim(round_, said, claim, signed)
             raise self._refused(peer, f"a finding about another claim of seat {said.about}")
+        if not said.finding and self._age(round_) > _MAX_AGE_MISSING:
+            return  # by now its member need not give anything
         finding = open_finding(said.finding, peer) if said.finding else None
         if finding is not None and finding.claim != claim.digest():
             raise self._refused(peer, f"a finding about another claim of seat {said.about}")
@@ -301,7 +309,8 @@ class RoundAudits:
         """What cases have come to by now, for the machine; and what has happened since the last look."""
         for round_ in self._rounds:
             for about, case in list(round_.cases.items()):
-                verdict = case.verdict(now)
+                is_late = self._age(round_) > _MAX_AGE_OPEN
+                verdict = case.verdict(math.inf if is_late else now)
                 if verdict is not Verdict.OPEN:
                     del round_.cases[about]
                     round_.closed.add(about)
@@ -391,6 +400,9 @@ class RoundAudits:
 
     def _round(self, epoch: int, number: int) -> _Round | None:
         return next((each for each in self._rounds if self._key(each) == (epoch, number)), None)
+
+    def _age(self, round_: _Round) -> int:
+        return self._machine.epoch.made - round_.step
 
     @staticmethod
     def _key(round_: _Round) -> tuple[int, int]:

@@ -1,7 +1,7 @@
 """Rounds as a member keeps them for audits: what was claimed in each, from which weights, and who looks at it. Pure.
 
-Of each round that was agreed on the weights before it are kept, and the momenta of this member, as long as somebody may
-ask for them: a few rounds.
+Of each round that was agreed on the weights before it are kept on the disk, and the momenta of this member where its
+claim was drawn, as long as somebody may ask for them or have the claim judged: a number of rounds.
 
 Source: protocol_spec/training/witnessed.md, "Audits".
 """
@@ -20,8 +20,8 @@ from neurogrid.training.wire.runs import Epoch, EpochSeat, RoundWork
 
 __all__ = ["NUM_KEPT_ROUNDS", "AuditedRound", "AuditedRounds"]
 
-NUM_KEPT_ROUNDS: Final = 4
-"""Rounds that are kept: the one under way, the one that is looked at, and those that are judged."""
+NUM_KEPT_ROUNDS: Final = 16
+"""Rounds that are kept. Momenta come within some of them to who looks, and within some more to those that judge."""
 
 _ROUND_PHASES: Final = ("round_train", "round_witness")
 
@@ -35,7 +35,7 @@ class AuditedRound:
         claims: that count, with their signed forms, by seat.
         agreed: the results that were agreed on, by seat; None while nothing was.
         audits: that were drawn; None before.
-        weights: float32 [n], before the round; None before it is applied.
+        weights: a file with those before the round, float32 [n]; None before it is applied.
         coefficients: results that were agreed on, by seat.
         momenta: this member's own: before, kept, sent.
         findings: of this member, signed, by seat; empty bytes where it was given nothing.
@@ -47,7 +47,7 @@ class AuditedRound:
     claims: dict[int, tuple[Claim, bytes]] = field(default_factory=dict)
     agreed: dict[int, bytes] | None = None
     audits: tuple[Audit, ...] | None = None
-    weights: Tensor | None = None
+    weights: Path | None = None
     coefficients: dict[int, Coefficients] = field(default_factory=dict)
     momenta: tuple[Tensor, Tensor, Tensor] | None = None
     findings: dict[int, tuple[bytes, bytes]] = field(default_factory=dict)

@@ -12,7 +12,7 @@ Source: protocol_spec/training/witnessed.md, "Audits".
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -70,6 +70,8 @@ _RETRY: Final = 0.5
 _MAX_TELLS: Final = 60
 # Claims that are computed for others at once, or wait for it: of a round one or two, and what is judged.
 _MAX_JOBS: Final = 16
+# Rounds within which momenta come, where these take less than the seconds of one.
+_PATIENCE: Final = 5
 _NAMES: Final = ("before", "kept", "sent")
 
 
@@ -85,6 +87,8 @@ class _Job:
         seat: that claimed.
         peers: that have its momenta, who claimed first.
         until: the time by which these are to be here.
+        last_step: rounds that are in the weights when they are waited for no more.
+        waiting: is cancelled then.
     """
 
     round: AuditedRound
@@ -93,8 +97,10 @@ class _Job:
     signed: bytes
     peers: tuple[str, ...]
     until: float
+    last_step: int
     vectors: dict[str, Tensor]
     gradient: Tensor | None = None
+    waiting: trio.CancelScope | None = None
 
 
 class Auditing:
@@ -132,7 +138,7 @@ class Auditing:
         self._directory, self._wake = directory, wake
         self._rounds = AuditedRounds(section.audit, section.auditors)
         self._own: tuple[int, int] | None = None
-        self._number = 0
+        self._number = self._step = 0
         self._made: tuple[bytes, bytes, bytes] | None = None
         self._momenta: tuple[Tensor, Tensor, Tensor] | None = None
         self._jobs: list[_Job] = []
@@ -151,6 +157,10 @@ class Auditing:
             self._own, self._number = (own.seat, incarnation), 0
             self._jobs, self._ready = [], []
             self._rounds.begin(own.seat)
+        self._step = told.step
+        for job in self._jobs:
+            if job.waiting is not None and told.step >= job.last_step:
+                job.waiting.cancel()
         drawn = self._rounds.hear(told)
         self._remove_files()
         if drawn is None or self._nursery is None:
@@ -158,6 +168,8 @@ class Auditing:
         assert drawn.audits is not None
         if any(each.seat == own.seat for each in drawn.audits):
             self._nursery.start_soon(self._offer_momenta, drawn)
+        else:
+            drawn.momenta = None  # nobody will ask for them
         for each in drawn.audits:
             if each.auditor == own.seat and each.seat in drawn.claims:
                 self._begin(drawn, each.seat, *drawn.claims[each.seat], ())
@@ -285,13 +297,15 @@ class Auditing:
 
     # Rounds
 
-    def before_apply(self, results: dict[int, Coefficients]) -> None:
+    async def before_apply(self, results: dict[int, Coefficients]) -> None:
         """What was agreed on is about to be applied: these results, by seat."""
         assert self._weights.step is not None
         round_ = self._rounds.at(self._weights.step)
         if round_ is not None and round_.agreed is not None:
-            round_.weights = self._weights.distro.theta.clone()
-            round_.coefficients = results
+            path = self._directory / f"{round_.told.epoch}-{round_.told.round}.weights"
+            await trio.to_thread.run_sync(_write, path, self._weights.distro.theta)
+            round_.coefficients, round_.weights = results, path
+            round_.files.append(path)
 
     @property
     def has_work(self) -> bool:
@@ -302,11 +316,11 @@ class Auditing:
         # Else its round is yet to be applied; or it never was here, which is found out at the start.
         return job.round.weights is not None or job.round.told.step != self._weights.step
 
-    async def work(self, gradient: Callable[[Epoch, int, Tensor], object]) -> None:
+    async def work(self, gradient: Callable[[Epoch, int, Tensor], Awaitable[Tensor]]) -> None:
         """Compute what is to be computed again.
 
         Args:
-            gradient: async; that of a seat's work in a round, at these weights.
+            gradient: that of a seat's work in a round, at these weights.
         """
         while (job := next(filter(self._can_start, self._ready), None)) is not None:
             self._ready.remove(job)
@@ -326,7 +340,9 @@ class Auditing:
                 logger.warning("the claim of seat %d cannot be computed: %s", job.seat, exc)
                 self._end(job)
 
-    async def _compute(self, job: _Job, gradient: Callable[[Epoch, int, Tensor], object]) -> None:
+    async def _compute(
+        self, job: _Job, gradient: Callable[[Epoch, int, Tensor], Awaitable[Tensor]]
+    ) -> None:
         round_ = job.round
         if round_.weights is None or job.seat not in round_.coefficients:
             logger.warning(
@@ -337,7 +353,8 @@ class Auditing:
             self._end(job)
             return
         if job.gradient is None:
-            job.gradient = await gradient(round_.told, job.seat, round_.weights)  # type: ignore[misc]
+            weights = await trio.to_thread.run_sync(_read, round_.weights)
+            job.gradient = await gradient(round_.told, job.seat, weights)
         found = await trio.to_thread.run_sync(
             partial(
                 audit,
@@ -399,25 +416,25 @@ class Auditing:
             return
         round_.judging.add(seat)
         until = trio.current_time() + self._timeout
-        job = _Job(round_, seat, claim, signed, (member.peer, *more), until, {})
+        peers, last = (member.peer, *more), self._step + _PATIENCE
+        job = _Job(round_, seat, claim, signed, peers, until, last, {})
         self._jobs.append(job)
         self._nursery.start_soon(self._gather, job, ["before"])
 
     async def _gather(self, job: _Job, names: Sequence[str]) -> None:
         """Fetch momenta; where they are not to be had in time, tell so."""
-        try:
-            for name in names:
-                job.vectors[name] = await self._fetch(job, name)
-        except (NeuroGridError, trio.TooSlowError) as exc:
+        reason = f"they did not come within {self._timeout:g} s or {_PATIENCE} rounds"
+        with trio.move_on_at(job.until) as job.waiting:
+            try:
+                for name in names:
+                    job.vectors[name] = await self._fetch(job, name)
+            except NeuroGridError as exc:
+                reason = str(exc)
+        job.waiting = None
+        if not job.vectors.keys() >= set(names):
             if job not in self._jobs:
                 return
-            logger.warning(
-                "seat %d does not give the momentum `%s` within %g s: %s",
-                job.seat,
-                name,
-                self._timeout,
-                exc or "it is waited for no more",
-            )
+            logger.warning("the momenta of seat %d are not to be had: %s", job.seat, reason)
             job.round.findings[job.seat] = job.signed, b""
             self._tell_finding(job.round, job.seat)
             self._end(job)
@@ -434,19 +451,18 @@ class Auditing:
         folder = self._directory / f"{job.round.told.epoch}-{job.round.told.round}-{job.seat}"
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        with trio.fail_after(max(job.until - trio.current_time(), 0.0)):
-            while True:
-                peers = [each for each in job.peers if each in self._neighbours.peers]
-                try:
-                    if not peers:
-                        raise TransportError("it is not connected")
-                    fetched = await self._blobs.transfers.fetch_blob(
-                        peers, blob_id, store=DirectoryStore(path.parent), max_bytes=num_bytes
-                    )
-                    break
-                except NeuroGridError as exc:
-                    logger.debug("the momentum of seat %d is asked for again: %s", job.seat, exc)
-                await trio.sleep(_RETRY)
+        while True:
+            peers = [each for each in job.peers if each in self._neighbours.peers]
+            try:
+                if not peers:
+                    raise TransportError("it is not connected")
+                fetched = await self._blobs.transfers.fetch_blob(
+                    peers, blob_id, store=DirectoryStore(path.parent), max_bytes=num_bytes
+                )
+                break
+            except NeuroGridError as exc:
+                logger.debug("the momentum of seat %d is asked for again: %s", job.seat, exc)
+            await trio.sleep(_RETRY)
         blob = fetched.blob
         if blob.path is None:
             await trio.to_thread.run_sync(path.write_bytes, blob.data)

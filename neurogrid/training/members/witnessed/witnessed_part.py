@@ -508,7 +508,7 @@ class _Member:
             weights.withdraw()
             if self._auditing is not None:
                 seats = [each.seat for each in agreed]
-                self._auditing.before_apply(dict(zip(seats, results, strict=True)))
+                await self._auditing.before_apply(dict(zip(seats, results, strict=True)))
             try:
                 await trio.to_thread.run_sync(
                     partial(weights.apply, results, rate, has_own=has_own)
