@@ -62,7 +62,7 @@ def test_the_page_of_keys_has_each_with_its_default() -> None:
     )
     told = {
         ("model", "config"): "",
-        ("data", "path"): "",
+        ("data", "path"): '""',
         ("stop", "tokens"): "none",
         ("Above the first section", "name"): "the file's",
     }

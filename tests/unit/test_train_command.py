@@ -106,6 +106,11 @@ def test_what_is_prepared() -> None:
         assert getattr(options, name) == getattr(run.data, name)
     assert (options.tokenizer, options.seed, options.licence) == (None, 0, "")
     assert (options.vocab_size, options.image_size, options.token_bytes) == (None, 0, 0)
+    assert (options.sources, options.out) == ([Path("a")], Path("b"))
+    assert (options.weights, options.repeat) == ((), 1)
+    options = parsed("train", "prepare", "a", "b", "c", "--weights", "3,0.5", "--repeat", "4")
+    assert (options.sources, options.out) == ([Path("a"), Path("b")], Path("c"))
+    assert (options.weights, options.repeat) == ((3.0, 0.5), 4)
 
 
 @pytest.mark.parametrize(
@@ -117,6 +122,8 @@ def test_what_is_prepared() -> None:
         (["train", "prepare", "a"], "OUT"),
         (["train", "prepare", "a", "b", "--held-out", "0.6"], "0.6 is not from 0 to 0.5"),
         (["train", "prepare", "a", "b", "--held-out", "x"], "'x' is no number"),
+        (["train", "prepare", "a", "b", "c", "--weights", "3;1"], "'3;1' is no list of numbers"),
+        (["train", "prepare", "a", "b", "c", "--weights", "3,0"], "3,0: a weight is above zero"),
         (["train", "run.toml", "--local-workers", "-1"], "-1 is not between 0"),
         (["train", "run.toml", "--wait", "0"], "0 is not above zero"),
         (["train", "check", "run.toml", "--speed", "0"], "0 is not above zero"),
@@ -147,6 +154,11 @@ def test_what_a_model_is_named_by(tmp_path: Path) -> None:
         ("config.json", 'path = "https://example.org/data"', ""),
         ("empty", 'path = "empty"', '[model] config = "m": this directory has no config.json'),
         ("config.json", 'path = "no"', '[data] path = "no": there is no such file or directory'),
+        (
+            "config.json",
+            'mixture = [{ path = ".", weight = 1 }, { path = "no", weight = 2 }]',
+            '[data] mixture: path = "no": there is no such file or directory here',
+        ),
         (
             "config.json",
             'path = "empty"\ntokenizer = "empty"',

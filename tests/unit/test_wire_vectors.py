@@ -250,8 +250,7 @@ def test_every_file_is_read_by_a_test_and_has_an_id_for_each_case() -> None:
         "witnessed_audits",
     }
     here |= {"stage_subspaces"}  # by test_subspace.py
-    here |= {"checks"}  # by training/test_checks_vectors.py
-    here |= {"witnessed"}  # by training/test_witnessed_vectors.py
+    here |= {"training_manifest", "training_order"}  # by test_manifest.py, test_shuffling.py
     for name in names("*"):
         assert (name in here) != ("payload" in subject(name)), name
         assert (SPECIFICATION / subject(name)["specification"]).exists(), name

@@ -45,11 +45,12 @@ _RUN_SYNC: Any = trio.to_thread.run_sync  # its stubs lack `abandon_on_cancel`
 def add_prepare_options(parser: argparse.ArgumentParser) -> None:
     """The options of `neurogrid train prepare`."""
     parser.add_argument(
-        "source",
+        "sources",
         type=Path,
+        nargs="+",
         metavar="SOURCE",
-        help="a file of text, .jsonl, .parquet or token ids (.bin), a directory of such texts, or one with a directory "
-        "of images for each class",
+        help="a file of text, .jsonl, .parquet or token ids (.bin), a directory of such files, or one with a directory "
+        "of images for each class; several of one kind are one source, but for --weights",
     )
     parser.add_argument(
         "out", type=Path, metavar="OUT", help="the directory that the data set is written to"
@@ -79,7 +80,7 @@ def add_prepare_options(parser: argparse.ArgumentParser) -> None:
         type=int,
         choices=(2, 4),
         default=0,
-        help="of an id in a .bin file (default: 2 where the vocabulary allows it)",
+        help="of an id in a .bin file (default: what its header says, else 2 where the vocabulary allows it)",
     )
     images = parser.add_argument_group("images")
     images.add_argument(
@@ -108,7 +109,24 @@ def add_prepare_options(parser: argparse.ArgumentParser) -> None:
         type=whole_number,
         default=0,
         metavar="S",
-        help="of the order of the samples (default %(default)s)",
+        help="of the order of the samples, and of what is held out: the same gives the same bytes (default "
+        "%(default)s)",
+    )
+    samples.add_argument(
+        "--weights",
+        type=weights,
+        default=(),
+        metavar="W,W…",
+        help="mix the sources, which may be data directories then: an epoch has of each as many samples as its weight "
+        "says, e.g. 3,1",
+    )
+    samples.add_argument(
+        "--repeat",
+        type=positive_int,
+        default=1,
+        metavar="N",
+        help="times that a sample of a mixture may come in an epoch, which ends where a source has come so often, or "
+        "where all have come (default %(default)s)",
     )
     samples.add_argument(
         "--licence",
@@ -168,17 +186,29 @@ def share(text: str) -> float:
     return value
 
 
+def weights(text: str) -> tuple[float, ...]:
+    """An argparse type: numbers above zero, with commas in between."""
+    try:
+        values = tuple(float(each) for each in text.split(","))
+    except ValueError as exc:
+        raise argparse.ArgumentTypeError(f"{text!r} is no list of numbers, as 3,1 is") from exc
+    if not all(0 < value < float("inf") for value in values):
+        raise argparse.ArgumentTypeError(f"{text}: a weight is above zero")
+    return values
+
+
 async def prepare(options: argparse.Namespace, screen: Screen) -> int:
     """Write a data set, and print where it lies; returns the exit status."""
     with ending_at_once():
-        if not options.source.exists():
-            raise ConfigurationError(f"{options.source}: there is no such file or directory")
+        for source in options.sources:
+            if not source.exists():
+                raise ConfigurationError(f"{source}: there is no such file or directory")
         import_libraries(screen, "neurogrid.training.data.preparing")
     from neurogrid.training.data.preparing import prepare
 
     write = partial(
         prepare,
-        options.source,
+        options.sources,
         options.out,
         tokenizer=_tokenizer(options.tokenizer),
         vocab_size=options.vocab_size,
@@ -189,6 +219,9 @@ async def prepare(options: argparse.Namespace, screen: Screen) -> int:
         licence=options.licence,
         token_bytes=options.token_bytes,
         image_size=options.image_size,
+        weights=options.weights,
+        repeat=options.repeat,
+        say=lambda text: trio.from_thread.run_sync(screen.say, text),
     )
     # A signal does not wait for it.
     manifest = await _RUN_SYNC(write, abandon_on_cancel=True)
@@ -239,7 +272,7 @@ def _rows(directory: RunDirectory, *, now: float) -> Iterator[tuple[str, str]]:
     run = directory.read_run()
     directory.check_checkpoints()
     changes = _changes(directory)
-    yield "run", f"{run.name}, {run.model.config} on {run.data.path}"
+    yield "run", f"{run.name}, {run.model.config} on {', '.join(run.data.places)}"
     lines = directory.figures()
     if not lines:
         yield "step" if run.is_chain else "round", "none yet"

@@ -68,10 +68,12 @@ def check_paths(run: RunFile, model: Path) -> None:
             f'[model] config = "{run.model.config}": this directory has no config.json, as that of a model has'
         )
     data = run.data
-    if "://" not in data.path and not Path(data.path).exists():
-        raise ConfigurationError(
-            f'[data] path = "{data.path}": there is no such file or directory here'
-        )
+    for place in data.places:
+        if "://" not in place and not Path(place).exists():
+            key = "path" if data.path else "mixture: path"
+            raise ConfigurationError(
+                f'[data] {key} = "{place}": there is no such file or directory here'
+            )
     if data.tokenizer and not (Path(data.tokenizer) / "tokenizer.json").is_file():
         raise ConfigurationError(
             f'[data] tokenizer = "{data.tokenizer}": there is no directory here with a tokenizer.json in it'

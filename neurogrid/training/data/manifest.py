@@ -11,17 +11,20 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Any, Final
 
 from neurogrid.errors import RemoteProtocolError
 
 __all__ = [
     "MAX_MANIFEST_BYTES",
+    "MAX_PARTS",
+    "MAX_PART_NAME_CHARS",
     "MAX_SLICES",
     "MAX_SLICE_BYTES",
     "MAX_TEXT_CHARS",
     "Manifest",
+    "PartInfo",
     "SliceInfo",
 ]
 
@@ -38,10 +41,15 @@ MAX_CLASSES: Final = 10_000_000
 MAX_SEED: Final = 2**64 - 1
 # Source, licence, and a tokenizer's name.
 MAX_TEXT_CHARS: Final = 4096
+# Sources of a mixture, and what one is called.
+MAX_PARTS: Final = 64
+MAX_PART_NAME_CHARS: Final = 256
 # Of a safetensors file, what is in front of the tensors.
 MAX_HEADER_BYTES: Final = 4096
 
 _VERSION: Final = 1
+# Of a mixture.
+_MIXTURE_VERSION: Final = 2
 _ID_BYTES: Final = 32
 _LABEL_BYTES: Final = 8
 _TOKEN_BYTES: Final = 4
@@ -65,6 +73,26 @@ class SliceInfo:
 
 
 @dataclass(frozen=True, slots=True)
+class PartInfo:
+    """What of a mixture is from one source.
+
+    Attributes:
+        name: of the source; no two of a mixture are called the same.
+        licence: under what terms it is, for people.
+        num_samples: of the mixture that are from it.
+        num_distinct: how many of these differ: fewer, where samples come several times.
+        num_held_out: slices of `held_out` that are from it: those of each part stand together, in the order of the
+            parts.
+    """
+
+    name: str
+    licence: str
+    num_samples: int
+    num_distinct: int
+    num_held_out: int
+
+
+@dataclass(frozen=True, slots=True)
 class Manifest:
     """The manifest of a data set.
 
@@ -80,6 +108,7 @@ class Manifest:
         source: where the data are from, for people.
         licence: under what terms, for people.
         seed: that the order of samples came of.
+        parts: of a mixture, its sources; () where it is none.
     """
 
     kind: str
@@ -93,6 +122,7 @@ class Manifest:
     source: str = ""
     licence: str = ""
     seed: int = 0
+    parts: tuple[PartInfo, ...] = ()
 
     def __post_init__(self) -> None:
         _check(self)
@@ -114,7 +144,7 @@ class Manifest:
 
     def encode(self) -> bytes:
         """Its bytes: JSON with keys in order, without spaces, in UTF-8."""
-        record = {
+        record: dict[str, object] = {
             "held_out": [_listed(each) for each in self.held_out],
             "kind": self.kind,
             "licence": self.licence,
@@ -128,6 +158,9 @@ class Manifest:
             "version": _VERSION,
             "vocab_size": self.vocab_size,
         }
+        if self.parts:
+            record["parts"] = [list(astuple(each)) for each in self.parts]
+            record["version"] = _MIXTURE_VERSION
         text = json.dumps(record, ensure_ascii=False, separators=(",", ":"), sort_keys=True)
         return text.encode()
 
@@ -160,15 +193,21 @@ def _listed(info: SliceInfo) -> list[object]:
 
 
 def _of_record(record: Any) -> Manifest:
-    if not isinstance(record, Mapping) or record.get("version") != _VERSION:
-        raise ValueError(f"it is not of version {_VERSION}")
+    version = record.get("version") if isinstance(record, Mapping) else None
+    if version not in (_VERSION, _MIXTURE_VERSION):
+        raise ValueError(f"it is not of version {_VERSION} or {_MIXTURE_VERSION}")
     known = {*Manifest.__dataclass_fields__, "version"}
+    if version == _VERSION:
+        known.remove("parts")
     if record.keys() != known:
         raise ValueError(f"its fields are not {', '.join(sorted(known))}")
     fields = {name: record[name] for name in known - {"version"}}
     for name in ("slices", "held_out"):
         fields[name] = tuple(_info(each) for each in _checked(fields[name], list, name))
     fields["shape"] = tuple(_checked(fields["shape"], list, "shape"))
+    if version == _MIXTURE_VERSION:
+        parts = _checked(fields["parts"], list, "parts")
+        fields["parts"] = tuple(PartInfo(*_checked(each, list, "a part")) for each in parts)
     return Manifest(**fields)
 
 
@@ -218,6 +257,29 @@ def _check(manifest: Manifest) -> None:
             )
     if {each.blob_id for each in manifest.slices} & {each.blob_id for each in manifest.held_out}:
         raise ValueError("a slice that is held out is one to train on")
+    if manifest.parts:
+        _check_parts(manifest)
+
+
+def _check_parts(manifest: Manifest) -> None:
+    parts = manifest.parts
+    if not 2 <= len(parts) <= MAX_PARTS:
+        raise ValueError(f"a mixture has 2 to {MAX_PARTS} parts, not {len(parts)}")
+    for part in parts:
+        name = _checked(part.name, str, "a part's name")
+        if not name or len(name) > MAX_PART_NAME_CHARS:
+            raise ValueError(f"a part's name has 1 to {MAX_PART_NAME_CHARS} characters")
+        if len(_checked(part.licence, str, "a part's licence")) > MAX_TEXT_CHARS:
+            raise ValueError(f"a part's licence has more than {MAX_TEXT_CHARS} characters")
+        _within(part.num_samples, 1, manifest.num_samples, "a part's number of samples")
+        _within(part.num_distinct, 1, part.num_samples, "a part's number of different samples")
+        _within(part.num_held_out, 0, len(manifest.held_out), "a part's slices held out")
+    if len({part.name for part in parts}) < len(parts):
+        raise ValueError("two parts have one name")
+    if sum(part.num_samples for part in parts) != manifest.num_samples:
+        raise ValueError("the parts have not as many samples as the slices")
+    if sum(part.num_held_out for part in parts) != len(manifest.held_out):
+        raise ValueError("the parts have not as many slices held out as there are")
 
 
 def _sizes_of(manifest: Manifest) -> Callable[[SliceInfo], bool]:

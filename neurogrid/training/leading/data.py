@@ -7,6 +7,7 @@ import os
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -23,6 +24,7 @@ from neurogrid.training.data.slices import (
     slice_path,
 )
 from neurogrid.training.data.web import WebDirectory, is_web_address
+from neurogrid.training.leading.model_numbers import model_numbers
 from neurogrid.training.leading.settings import LeaderProgress
 from neurogrid.training.runs.run_directory import RunDirectory
 from neurogrid.training.runs.run_file import RunFile
@@ -63,35 +65,51 @@ async def data_of(
     Raises:
         ConfigurationError: there are none, or they cannot be read.
     """
-    source, out = Path(run.data.path), directory.data
+    sources, out = [Path(place) for place in run.data.places], directory.data
     if is_web_address(run.data.path):
         web = WebDirectory(run.data.path)
         if not (out / MANIFEST_NAME).is_file():
             progress.say(f"data come from {web.url}")
             await _keep_manifest(web, out)
         return RunData(out, read_manifest(out), web)
-    if (source / MANIFEST_NAME).is_file():
-        return RunData(source, read_manifest(source))
+    if not run.data.mixture and (sources[0] / MANIFEST_NAME).is_file():
+        return RunData(sources[0], read_manifest(sources[0]))
     if not (out / MANIFEST_NAME).is_file():
-        from neurogrid.training.data.preparing import prepare
-
-        progress.say(f"preparing {source}")
-        tokenizer = Path(run.data.tokenizer) if run.data.tokenizer else None
-        if tokenizer is None and model.is_dir() and (model / "tokenizer.json").is_file():
-            tokenizer = model
-        await trio.to_thread.run_sync(
-            lambda: prepare(
-                source,
-                out,
-                tokenizer=tokenizer,
-                vocab_size=run.data.vocab_size,
-                sequence_length=run.data.sequence_length,
-                slice_samples=run.data.slice_samples,
-                held_out=run.data.held_out,
-                seed=run.seed,
-            )
-        )
+        progress.say(f"preparing {', '.join(map(str, sources))}")
+        await trio.to_thread.run_sync(_prepare, run, sources, out, model, progress)
     return RunData(out, read_manifest(out))
+
+
+def _prepare(
+    run: RunFile, sources: Sequence[Path], out: Path, model: Path, progress: LeaderProgress
+) -> None:
+    """In a thread: make the data directory of a run."""
+    from neurogrid.training.data.preparing import find, prepare
+
+    told = run.data
+    tokenizer = Path(told.tokenizer) if told.tokenizer else None
+    if tokenizer is None and model.is_dir() and (model / "tokenizer.json").is_file():
+        tokenizer = model
+    vocab_size = told.vocab_size
+    if tokenizer is None and all(
+        find(each, has_ids=told.token_bytes > 0).has_ids for each in sources
+    ):
+        # Nothing is trained on them: the model's own is what they have to be below.
+        vocab_size = model_numbers(model, run.model.kind).vocab_size or vocab_size
+    prepare(
+        sources,
+        out,
+        tokenizer=tokenizer,
+        vocab_size=vocab_size,
+        sequence_length=told.sequence_length,
+        slice_samples=told.slice_samples,
+        held_out=told.held_out,
+        seed=run.seed,
+        token_bytes=told.token_bytes,
+        weights=[part.weight for part in told.mixture],
+        repeat=told.repeat,
+        say=partial(trio.from_thread.run_sync, progress.say),
+    )
 
 
 async def _keep_manifest(web: WebDirectory, out: Path) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import trio
 
@@ -66,6 +68,29 @@ def test_data_that_do_not_go_with_the_model_are_not_left_behind(tmp_path: Path) 
     )
     text.write_text("")
     assert refused(run_of(path=str(text)), tmp_path) == f"{text} is empty: there is no text in it"
+
+
+def test_token_ids_are_those_of_the_model(tmp_path: Path) -> None:
+    """Whatever `vocab_size` says, which is of tokenizers that are trained."""
+    ids, config = tmp_path / "ids", {**LLAMA, "vocab_size": 9000, "max_position_embeddings": 64}
+    ids.mkdir()
+    for number in range(2):
+        (np.arange(2000) + 7000).astype("<u2").tofile(ids / f"{number}.bin")
+    run = run_of(path=str(ids), sequence_length=32)
+    directory, model = RunDirectory(tmp_path / "run"), tmp_path / "config.json"
+    directory.path.mkdir()
+    model.write_text(json.dumps(config))
+    data = trio.run(model_data.first_data, run, directory, model, QuietProgress())
+    assert (data.manifest.vocab_size, data.manifest.tokenizer) == (9000, "")
+    assert data.manifest.num_samples + data.manifest.held_out[0].num_samples == 124
+    (np.arange(100) + 8950).astype("<u2").tofile(ids / "2.bin")
+    shutil.rmtree(directory.path)
+    told = refused(run, tmp_path, config)
+    assert told.startswith(f"{ids}/2.bin: id number 50 is 9,000, and the vocabulary has 9,000; ")
+    run = run_of(path=str(ids), sequence_length=32, token_bytes=4)
+    told = refused(run, tmp_path, config)
+    assert "id number 0 is 458,824,536" in told
+    assert "were they ids of 2 B, token_bytes=2 would say so" in told
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from neurogrid.errors import ConfigurationError, RemoteProtocolError
 from neurogrid.p2p.transfer import BlobInfo, BytesSource
 from neurogrid.training.data.manifest import MAX_MANIFEST_BYTES, Manifest, SliceInfo
 from neurogrid.training.data.slices import SliceError, open_slice, read_manifest
+from tests.unit.vectors import in_turn
 
 
 def info(number: int, num_samples: int = 3, num_bytes: int = 3 * 8 * 4 + 88) -> SliceInfo:
@@ -49,6 +50,16 @@ def test_there_and_back(manifest: Manifest) -> None:
 def test_what_it_counts() -> None:
     assert (TEXT.num_samples, TEXT.sizes, TEXT.tokens_per_sample) == (6, (3, 3), 8)
     assert IMAGES.tokens_per_sample == 1
+
+
+@in_turn("training_manifest")
+def test_what_the_vectors_have(name: str, case: Any) -> None:
+    data = bytes.fromhex(case["hex"])
+    if case["result"] == "valid":
+        assert Manifest.decode(data).encode() == data
+        return
+    with pytest.raises(RemoteProtocolError):
+        Manifest.decode(data)
 
 
 def test_its_bytes_are_pinned() -> None:

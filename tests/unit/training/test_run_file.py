@@ -19,6 +19,7 @@ from neurogrid.training.averaging.codecs import parse_codec
 from neurogrid.training.data.preparing.tokenizing import MIN_VOCAB_SIZE
 from neurogrid.training.optimizers.schedules import schedule_of
 from neurogrid.training.runs.run_file import (
+    DataSection,
     InnerSection,
     MembersSection,
     ModelSection,
@@ -29,6 +30,7 @@ from neurogrid.training.runs.run_file import (
     WrongValueError,
     parse_run_file,
 )
+from neurogrid.training.runs.run_file.mixture import MAX_REPEAT, MixturePart
 from neurogrid.training.runs.run_file.places import key_lines
 from neurogrid.training.runs.run_file.presets import PRESETS
 from neurogrid.training.runs.run_file.run_file import SECTIONS
@@ -50,6 +52,13 @@ steps = 300
 LEAST_RUN = parse_run_file(LEAST)
 
 
+A, B = '{ path = "a/", weight = 3 }', '{ path = "b/", weight = 0.5 }'
+
+
+def mixed(parts: str) -> str:
+    return LEAST.replace('path = "data/"', f"mixture = [{parts}]")
+
+
 def refused(text: str, *, name: str = "run.toml") -> str:
     with pytest.raises(RunFileError) as failed:
         parse_run_file(text, name=name)
@@ -67,6 +76,15 @@ def test_the_least_has_every_default() -> None:
     assert LEAST_RUN.num_batch_samples == 16
     with pytest.raises(FrozenInstanceError):
         LEAST_RUN.name = "other"  # type: ignore[misc]
+
+
+def test_a_mixture_is_written_in_one_line_or_as_tables() -> None:
+    data = parse_run_file(mixed(f"\n{A},\n{B},\n")).data
+    assert (data.path, data.places) == ("", ("a/", "b/"))
+    assert data.mixture == (MixturePart("a/", 3), MixturePart("b/", 0.5))
+    tables = (f"[[data.mixture]]\n{each.replace(',', chr(10)).strip('{}')}" for each in (A, B))
+    again = LEAST.replace('path = "data/"', "\n".join(tables))
+    assert parse_run_file(again).data == data
 
 
 def test_a_vocabulary_is_as_small_as_a_tokenizer_can_be() -> None:
@@ -109,6 +127,22 @@ def numbers(least: float, most: float, **how: Any) -> st.SearchStrategy[float]:
 LINES = st.text(st.characters(codec="utf-8"), max_size=30).filter(str.isprintable)
 WORDS = st.text(string.ascii_letters + string.digits + "-_", min_size=1, max_size=20)
 COUNTS = st.integers(1, MAX_WHOLE)
+
+
+@st.composite
+def data_sections(draw: st.DrawFn) -> DataSection:
+    paths = draw(st.lists(LINES.filter(bool), min_size=1, max_size=5, unique=True))
+    told: dict[str, Any] = {
+        "tokenizer": draw(LINES),
+        "token_bytes": draw(st.sampled_from([0, 2, 4])),
+    }
+    if len(paths) == 1:
+        return replace(LEAST_RUN.data, path=paths[0], **told)
+    weights = numbers(0, 10**6, exclude_min=True)
+    parts = tuple(MixturePart(path.replace("://", ":"), draw(weights)) for path in paths)
+    if len({part.path for part in parts}) < len(parts):
+        return LEAST_RUN.data
+    return DataSection(mixture=parts, repeat=draw(st.integers(1, MAX_REPEAT)), **told)
 
 
 @st.composite
@@ -161,7 +195,7 @@ def run_files(draw: st.DrawFn) -> RunFile:
     return RunFile(
         name=draw(WORDS.filter(lambda word: word[0].isalnum())),
         model=ModelSection(draw(LINES.filter(bool))),
-        data=replace(LEAST_RUN.data, path=draw(LINES.filter(bool)), tokenizer=draw(LINES)),
+        data=draw(data_sections()),
         stop=stop,
         preset=draw(st.sampled_from(["", *PRESETS])),
         seed=draw(st.integers(0, MAX_WHOLE)),
@@ -256,6 +290,39 @@ def test_every_key_is_checked_and_told_by_its_line(title: str, key: str, wrong: 
         ("x = " + "[" * 5000, "run.toml: nothing in a run file is nested so deeply"),
         ("\n" * 1001, "run.toml: 1001 bytes in 1002 lines are no run file"),
         ("#" * 20_000, "run.toml: 20000 bytes in 1 lines are no run file"),
+        (LEAST.replace('path = "data/"', ""), "run.toml:5: [data] path is needed: a directory, "),
+        (LEAST.replace('"data/"', '"a"\nrepeat = 2'), "run.toml:7: [data] repeat is of a mixture"),
+        (
+            LEAST.replace('"data/"', '"a"\ntoken_bytes = 3'),
+            "run.toml:7: [data] token_bytes is 0, 2 or 4, not 3",
+        ),
+        (
+            LEAST.replace('"data/"', f'"a"\nmixture = [{A}, {B}]'),
+            "run.toml:6: [data] path is one place, and mixture several: give one of them",
+        ),
+        (mixed(A), 'run.toml:6: [data] mixture is an array of 2 to 64 parts, each as { path = "a/'),
+        (mixed(f"{A}, 3"), "run.toml:6: [data] mixture is an array of 2 to 64 parts, each as "),
+        (
+            mixed(f"{A},\n\n{{ path = 'b' }}"),
+            "run.toml:6: [data] mixture has no weight in part 2: ",
+        ),
+        (
+            mixed(f"{A}, {{ weight = 1 }}"),
+            "run.toml:6: [data] mixture has no path in part 2: it is",
+        ),
+        (mixed(f"{B}, {A}, {B}"), 'run.toml:6: [data] mixture has "b/" twice: give it the sum'),
+        (
+            mixed("{ path = 'a', wieght = 3 }, " + A),
+            'run.toml:6: [data] mixture has "wieght" in part 1: each has path and weight',
+        ),
+        (
+            mixed(f"{A}, {{ path = 'b', weight = 0 }}"),
+            "run.toml:6: [data] mixture has weight 0 in part 2: it is a number above 0 and at most",
+        ),
+        (
+            mixed(f"{A}, {{ path = 'https://b/c', weight = 1 }}"),
+            'run.toml:6: [data] mixture is of places here, not "https://b/c": what was mixed may ',
+        ),
         (f"{LEAST}[inner]\nmomentum = 0.9", 'run.toml:11: [inner] momentum is of "sgd": 0 with '),
         (f'{LEAST}[inner]\nschedule = "wsd"', "run.toml:11: [inner] decay is above 0 with "),
         (f"{LEAST}[inner]\ndecay = 0.2", 'run.toml:11: [inner] decay is of schedule "wsd": 0'),

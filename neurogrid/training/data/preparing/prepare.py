@@ -1,53 +1,49 @@
-"""From a source to a data directory."""
+"""From sources to a data directory."""
 
 from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-import numpy as np
-
 from neurogrid.errors import ConfigurationError
 from neurogrid.training.data.manifest import (
+    MAX_PART_NAME_CHARS,
     MAX_SEED,
     MAX_SEQUENCE_LENGTH,
     MAX_TEXT_CHARS,
     MAX_VOCAB_SIZE,
     Manifest,
-    SliceInfo,
+    PartInfo,
 )
-from neurogrid.training.data.preparing.documents import (
-    TEXT_SUFFIXES,
-    Piece,
-    files_under,
-    read_pieces,
-    text_files,
+from neurogrid.training.data.preparing.mixing import (
+    Mixture,
+    check_weights,
+    common_fields,
+    mixed_sizes,
 )
-from neurogrid.training.data.preparing.images import IMAGE_SUFFIXES, ImageFolder
-from neurogrid.training.data.preparing.token_file import TokenFile, read_token_ids
-from neurogrid.training.data.preparing.tokenizing import (
-    DEFAULT_VOCAB_SIZE,
-    TextTokenizer,
-    train_tokenizer,
-)
+from neurogrid.training.data.preparing.opening import Found, Kind, Opener, Wanted, find
+from neurogrid.training.data.preparing.samples import Samples, Source
 from neurogrid.training.data.preparing.writing import (
     default_slice_samples,
     open_directory,
     write_slices,
 )
-from neurogrid.training.data.slices import MANIFEST_NAME, TOKENIZER_NAME
+from neurogrid.training.data.slices import MANIFEST_NAME, read_manifest
 
 __all__ = ["prepare"]
 
 _CLASSES: Final = "classes.json"
-_INT32_BYTES: Final = 4
+
+
+def _say_nothing(text: str) -> None:
+    """What is left out interests nobody."""
 
 
 def prepare(
-    source: Path,
+    source: Path | Sequence[Path],
     out: Path,
     *,
     tokenizer: Path | None = None,
@@ -59,15 +55,20 @@ def prepare(
     licence: str = "",
     token_bytes: int = 0,
     image_size: int = 0,
+    weights: Sequence[float] = (),
+    repeat: int = 1,
+    say: Callable[[str], None] = _say_nothing,
 ) -> Manifest:
-    """Make the data directory `out`, whole or not at all. Equal input, seed and versions give equal blobs.
+    """Make the data directory `out`, whole or not at all. Equal input and seed give equal blobs.
 
     Samples of text are `sequence_length` tokens of the documents one after the other, without overlap; what is left at
-    the end is dropped. Whole documents are held out, or the end of the text where there are too few.
+    the end is dropped. Whole documents are held out, or the end of the text where there are too few. In files of token
+    ids each sample is of one file, and whole files are held out, or the end of the last. Samples are shuffled, all of
+    them, by the seed.
 
     Args:
-        source: a text file (.txt, .py, .rst, .md, .jsonl, .parquet), a folder with such files, a file of token ids
-            (.bin), or a folder with a folder of images for each class.
+        source: a text file (.txt, .py, .rst, .md, .jsonl, .parquet), a file of token ids (.bin), a folder with files of
+            either, or a folder with a folder of images for each class; or several such files or folders of one kind.
         out: a directory that is new or empty.
         tokenizer: a directory with a tokenizer.json; None to train one on the text.
         vocab_size: of a tokenizer that is trained, at most (4,096); of token ids, which they have to be below.
@@ -76,13 +77,25 @@ def prepare(
         held_out: the share of the data that is not trained on, 0 to below 1; at least one sample unless it is 0.
         seed: of the order of samples, and of what is held out.
         licence: under what terms, for people.
-        token_bytes: of an id in a .bin file, 2 or 4; 0 for 2 where the vocabulary allows it.
+        token_bytes: of an id in a .bin file, 2 or 4; 0 for what a header says, else 2 where the vocabulary allows it.
         image_size: height and width that images are resized to; 0 to leave them.
+        weights: of each source, where they are a mixture: an epoch has of each as many samples as its weight says.
+            Sources may be data directories then, too, which keep what they hold out.
+        repeat: times that a sample of a mixture comes in an epoch, at most: the epoch ends where a source has come so
+            often, or where all have come once.
+        say: is told what is left out, and what is mixed.
 
     Raises:
         ConfigurationError: the source or an argument is wrong, or the directory cannot be written; the text names the
             file, and the line where there is one.
     """
+    places = [source] if isinstance(source, Path) else list(source)
+    if not places:
+        raise ConfigurationError("there is no source")
+    if weights:
+        check_weights(weights, repeat)
+        if len(weights) != len(places):
+            raise ConfigurationError(f"there are {len(places)} sources and {len(weights)} weights")
     if not 2 <= sequence_length <= MAX_SEQUENCE_LENGTH:
         raise _wrong("sequence_length", f"2 to {MAX_SEQUENCE_LENGTH}", sequence_length)
     if slice_samples is not None and slice_samples < 1:
@@ -99,134 +112,94 @@ def prepare(
         raise _wrong("token_bytes", "2 or 4, or 0 for either", token_bytes)
     if image_size < 0:
         raise _wrong("image_size", "at least 1, or 0 for that of the images", image_size)
-    about: dict[str, Any] = {
-        "source": source.resolve().name[:MAX_TEXT_CHARS],
+    if repeat != 1 and not weights:
+        raise _wrong("repeat", "of a mixture, which has weights: 1 without", repeat)
+    found = [find(place, has_ids=token_bytes > 0) for place in places]
+    for each in found if not weights else ():
+        if each.kind is Kind.PREPARED:
+            raise ConfigurationError(
+                f"{each.place} is prepared already: it can be mixed, by weights"
+            )
+    sources = [[each] for each in found] if weights else [found]
+    wanted = Wanted(tokenizer, vocab_size, token_bytes, sequence_length, held_out, seed, image_size)
+    fields: dict[str, Any] = {
+        "source": ", ".join(place.resolve().name for place in places)[:MAX_TEXT_CHARS],
         "licence": licence,
         "seed": seed,
     }
-    files = text_files(source)
-    if files and not any(file.stat().st_size for file in files):
-        raise ConfigurationError(f"{source} is empty: there is no text in it")
-    is_ids = source.suffix.lower() == ".bin" and source.is_file()
     with open_directory(out) as directory:
-        if files or is_ids:
-            with tempfile.TemporaryDirectory(prefix=".ids-", dir=directory) as ids:
-                made = _prepare_text(
-                    source,
-                    files,
-                    directory,
-                    Path(ids),
-                    tokenizer=tokenizer,
-                    vocab_size=vocab_size,
-                    token_bytes=token_bytes,
-                    length=sequence_length,
-                    slice_samples=slice_samples,
-                    held_out=held_out,
-                    seed=seed,
+        with tempfile.TemporaryDirectory(prefix=".ids-", dir=directory) as scratch:
+            opener = Opener(wanted, sources, directory, Path(scratch), say)
+            opened = [opener.open(each) for each in sources]
+            if weights:
+                named = _named(found)
+                fields |= common_fields(opened, named)
+                training, sizes = _mixed(opened, weights, repeat, seed)
+                _say_mixed(named, opened, sizes, say)
+            else:
+                fields |= opened[0].about
+                training, sizes = opened[0].training, ()
+            samples = slice_samples or default_slice_samples(len(training), opened[0].sample_bytes)
+            fields["slices"] = write_slices(directory, training, samples, seed=seed)
+            held = [write_slices(directory, each.held_out, samples, seed=seed) for each in opened]
+            fields["held_out"] = tuple(info for infos in held for info in infos)
+        if opener.classes:
+            names = json.dumps(opener.classes, ensure_ascii=False)
+            (directory / _CLASSES).write_text(names + "\n")
+        if weights:
+            fields["parts"] = tuple(
+                PartInfo(
+                    name, _licence(each, licence), size, min(size, len(part.training)), len(infos)
                 )
-        elif source.is_dir() and files_under(source, IMAGE_SUFFIXES):
-            made = _prepare_images(
-                ImageFolder(source, side=image_size), directory, slice_samples, held_out, seed
-            )
-        else:
-            raise ConfigurationError(
-                f"{source}: neither text ({', '.join(sorted(TEXT_SUFFIXES))}), token ids (.bin) nor folders of images "
-                f"({', '.join(sorted(IMAGE_SUFFIXES))})"
+                for name, each, part, size, infos in zip(
+                    named, found, opened, sizes, held, strict=True
+                )
             )
         try:
-            manifest = Manifest(**made, **about)
+            manifest = Manifest(**fields)
         except ValueError as exc:
-            raise ConfigurationError(f"{source}: {exc}") from exc
+            raise ConfigurationError(f"{', '.join(map(str, places))}: {exc}") from exc
         (directory / MANIFEST_NAME).write_bytes(manifest.encode())
     return manifest
 
 
-def _prepare_text(
-    source: Path,
-    files: list[Path],
-    directory: Path,
-    ids_directory: Path,
-    *,
-    tokenizer: Path | None,
-    vocab_size: int | None,
-    token_bytes: int,
-    length: int,
-    slice_samples: int | None,
-    held_out: float,
-    seed: int,
-) -> dict[str, Any]:
-    reader: TextTokenizer | None = None
-    if tokenizer is not None:
-        reader = TextTokenizer(tokenizer)
-        reader.copy_to(directory / TOKENIZER_NAME)
-    elif files:
-        reader = train_tokenizer(
-            _pieces(files),
-            DEFAULT_VOCAB_SIZE if vocab_size is None else vocab_size,
-            directory / TOKENIZER_NAME,
-        )
-    size = reader.vocab_size if reader is not None else vocab_size
-    if size is None:
-        raise ConfigurationError(f"{source} has token ids: give their tokenizer, or vocab_size")
-    if files:
-        assert reader is not None
-        ids = reader.tokenize(_pieces(files))
-    else:
-        ids = read_token_ids(source, size, token_bytes)
-    tokens = TokenFile(ids_directory, ids, held_out=held_out, length=length, seed=seed)
-    samples = slice_samples or default_slice_samples(len(tokens.training), length * _INT32_BYTES)
-
-    def written(stream: Any) -> tuple[SliceInfo, ...]:
-        def load(numbers: list[int]) -> dict[str, Any]:
-            return {"input_ids": np.ascontiguousarray(stream[numbers])}
-
-        return write_slices(directory, len(stream), samples, seed=seed, load=load)
-
-    return {
-        "kind": "text",
-        "slices": written(tokens.training),
-        "held_out": written(tokens.held_out),
-        "sequence_length": length,
-        "vocab_size": size,
-        "tokenizer": reader.name if reader is not None else "",
-    }
+def _mixed(
+    opened: Sequence[Source], weights: Sequence[float], repeat: int, seed: int
+) -> tuple[Samples, tuple[int, ...]]:
+    sizes = mixed_sizes([len(each.training) for each in opened], weights, repeat)
+    parts = [(each.training, size) for each, size in zip(opened, sizes, strict=True)]
+    return Mixture(parts, seed), sizes
 
 
-def _prepare_images(
-    images: ImageFolder,
-    directory: Path,
-    slice_samples: int | None,
-    held_out: float,
-    seed: int,
-) -> dict[str, Any]:
-    num_held = max(1, min(round(held_out * len(images)), len(images) - 1)) if held_out else 0
-    num_training = len(images) - num_held
-    if num_training < 1:
-        raise ConfigurationError(f"of {len(images)} images {num_held} are held out: none is left")
-    order = np.random.Generator(np.random.PCG64(seed)).permutation(len(images))
-    sample_bytes = int(np.prod(images.shape))
-    samples = slice_samples or default_slice_samples(num_training, sample_bytes)
-
-    def written(chosen: Any) -> tuple[SliceInfo, ...]:
-        def load(numbers: list[int]) -> dict[str, Any]:
-            pixels, labels = images.load(chosen[numbers].tolist())
-            return {"pixel_values": pixels, "labels": labels}
-
-        return write_slices(directory, len(chosen), samples, seed=seed, load=load)
-
-    (directory / _CLASSES).write_text(json.dumps(images.classes, ensure_ascii=False) + "\n")
-    return {
-        "kind": "images",
-        "slices": written(order[:num_training]),
-        "held_out": written(order[num_training:]),
-        "shape": images.shape,
-        "num_classes": len(images.classes),
-    }
+def _named(found: Sequence[Found]) -> list[str]:
+    """What the sources of a mixture are called: by their last names, where these differ."""
+    short = [each.place.resolve().name[:MAX_PART_NAME_CHARS] for each in found]
+    if len(set(short)) == len(short):
+        return short
+    whole = [str(each.place)[-MAX_PART_NAME_CHARS:] for each in found]
+    if len(set(whole)) < len(whole):
+        twice = next(name for name in whole if whole.count(name) > 1)
+        raise ConfigurationError(f"{twice} is in the mixture twice: give it the sum of its weights")
+    return whole
 
 
-def _pieces(files: list[Path]) -> Iterator[Piece]:
-    for path in files:
-        yield from read_pieces(path)
+def _licence(found: Found, licence: str) -> str:
+    own = read_manifest(found.place).licence if found.kind is Kind.PREPARED else ""
+    return own or licence
+
+
+def _say_mixed(
+    names: Sequence[str], opened: Sequence[Source], sizes: Sequence[int], say: Callable[[str], None]
+) -> None:
+    for name, source, size in zip(names, opened, sizes, strict=True):
+        total = len(source.training)
+        if size < total:
+            how = f"of {total:,}: the others are left out"
+        elif size == total:
+            how = "all that there are"
+        else:
+            how = f"which are {total:,}, each {size / total:.3g} times"
+        say(f"{name}: {size:,} samples of {sum(sizes):,}, {how}")
 
 
 def _wrong(name: str, allowed: str, value: object) -> ConfigurationError:

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import hashlib
-import struct
 from array import array
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 import numpy as np
 
-from neurogrid.errors import ConfigurationError
+from neurogrid.training.data.preparing.holding_out import chosen_documents, num_held_out
+from neurogrid.training.data.preparing.samples import Arrays
+from neurogrid.training.data.preparing.shuffling import Numbers
 
-__all__ = ["TokenFile", "read_token_ids"]
+__all__ = ["Rows", "TokenFile"]
 
 Ids: TypeAlias = np.ndarray[Any, np.dtype[np.int32]]
 
@@ -50,15 +50,9 @@ class TokenFile:
         path = directory / "documents"
         lengths = _write(path, pieces)
         total = int(lengths.sum())
-        num_samples = total // length
-        wanted = max(1, min(round(held_out * num_samples), num_samples - 1)) if held_out else 0
-        if num_samples < (2 if wanted else 1):
-            raise ConfigurationError(
-                f"there are {total:,} tokens: a sample to train on{' and one to hold out' if wanted else ''} "
-                f"of {length} each take {(2 if wanted else 1) * length:,}; take more text, or a shorter sequence_length"
-            )
+        wanted = num_held_out(total // length, held_out, f"{total:,} tokens", length)
         ids = np.memmap(path, np.int32, mode="r")
-        chosen = _chosen(lengths, wanted * length, seed)
+        chosen = chosen_documents(lengths, wanted * length, seed)
         if chosen.any():
             training = _copy(ids, lengths, ~chosen, directory / "training")
             held = _copy(ids, lengths, chosen, directory / "held_out")
@@ -69,34 +63,18 @@ class TokenFile:
         self.held_out = _samples(held, length)
 
 
-def read_token_ids(path: Path, vocab_size: int, token_bytes: int) -> Iterator[tuple[Ids, bool]]:
-    """Ids from a file that has nothing else, little-endian, of 2 or 4 bytes each: one document.
+class Rows:
+    """Samples in an array of ids, int32 [samples, T]."""
 
-    Args:
-        token_bytes: 2 or 4; 0 for 2 where the vocabulary allows it, as such files are mostly written.
+    def __init__(self, ids: Ids) -> None:
+        self._ids = ids
 
-    Raises:
-        ConfigurationError: the file is no such file; the text names the first id that is none.
-    """
-    size = token_bytes or (2 if vocab_size <= 1 << 16 else 4)
-    num_bytes = path.stat().st_size
-    if num_bytes % size or not num_bytes:
-        raise ConfigurationError(f"{path} has {num_bytes:,} B, which are no ids of {size} B each")
-    ids = np.memmap(path, np.dtype(f"<u{size}"), mode="r")
-    head = ids[: 1 << 12]
-    if size == 2 and len(head) > 1 and head[::2].any() and not head[1::2].any():
-        raise ConfigurationError(
-            f"{path}: every second id of 2 B is 0: its ids seem to have 4 B; say so with token_bytes=4"
-        )
-    for start in range(0, len(ids), _COPIED):
-        part = np.asarray(ids[start : start + _COPIED])
-        wrong = np.flatnonzero(part >= vocab_size)
-        if len(wrong):
-            raise ConfigurationError(
-                f"{path}: id number {start + int(wrong[0]):,} is {int(part[wrong[0]]):,}, "
-                f"and the vocabulary has {vocab_size:,}"
-            )
-        yield part.astype(np.int32), start + len(part) == len(ids)
+    def __len__(self) -> int:
+        return len(self._ids)
+
+    def load(self, numbers: Numbers) -> Arrays:
+        """See `Samples.load`."""
+        return {"input_ids": np.ascontiguousarray(self._ids[numbers])}
 
 
 def _write(path: Path, pieces: Iterable[tuple[Ids, bool]]) -> np.ndarray[Any, Any]:
@@ -113,30 +91,6 @@ def _write(path: Path, pieces: Iterable[tuple[Ids, bool]]) -> np.ndarray[Any, An
     if num_tokens:
         lengths.append(num_tokens)
     return np.frombuffer(lengths, np.int64) if lengths else np.zeros(0, np.int64)
-
-
-def _chosen(lengths: np.ndarray[Any, Any], wanted: int, seed: int) -> np.ndarray[Any, Any]:
-    """Which documents are held out, in the order of SHA-256 of seed and number: at least `wanted` tokens of them, and
-    at most twice as many. None where that cannot be.
-    """
-    chosen = np.zeros(len(lengths), np.bool_)
-    if not wanted:
-        return chosen
-    start = b"neurogrid held out 1\0" + struct.pack("<Q", seed)
-    order = sorted(
-        range(len(lengths)),
-        key=lambda number: hashlib.sha256(start + struct.pack("<Q", number)).digest(),
-    )
-    # Neither all of it, nor all but a few.
-    most = min(2 * wanted, int(lengths.sum()) - wanted)
-    num_tokens = 0
-    for number in order:
-        if num_tokens >= wanted:
-            break
-        if num_tokens + lengths[number] <= most:
-            chosen[number] = True
-            num_tokens += int(lengths[number])
-    return chosen if num_tokens >= wanted else np.zeros(len(lengths), np.bool_)
 
 
 def _copy(ids: Ids, lengths: np.ndarray[Any, Any], which: np.ndarray[Any, Any], path: Path) -> Ids:

@@ -5,18 +5,19 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-import numpy as np
 from safetensors.numpy import save
 
 from neurogrid.errors import ConfigurationError
 from neurogrid.p2p.transfer import BytesSource
 from neurogrid.p2p.wire import blob_id
 from neurogrid.training.data.manifest import MAX_SLICE_BYTES, SliceInfo
+from neurogrid.training.data.preparing.samples import Samples
+from neurogrid.training.data.preparing.shuffling import in_order
 from neurogrid.training.data.slices import MANIFEST_NAME, SLICES_NAME, slice_path
 
 __all__ = ["default_slice_samples", "open_directory", "write_slices"]
@@ -57,32 +58,23 @@ def open_directory(out: Path) -> Iterator[Path]:
 
 
 def write_slices(
-    directory: Path,
-    num_samples: int,
-    slice_samples: int,
-    *,
-    seed: int,
-    load: Callable[[list[int]], Mapping[str, Any]],
+    directory: Path, samples: Samples, slice_samples: int, *, seed: int
 ) -> tuple[SliceInfo, ...]:
-    """Write samples in an order by chance, slice by slice.
-
-    Args:
-        load: the tensors of samples, by their numbers.
+    """Write samples in the order of a seed, over all of them, slice by slice.
 
     Raises:
         ConfigurationError: a slice would be too large.
     """
-    order = np.random.Generator(np.random.PCG64(seed)).permutation(num_samples)
     infos = []
-    for start in range(0, num_samples, slice_samples):
-        numbers: list[int] = order[start : start + slice_samples].tolist()
-        data = save(dict(load(numbers)))
+    for start in range(0, len(samples), slice_samples):
+        stop = min(start + slice_samples, len(samples))
+        data = save(dict(samples.load(in_order(seed, len(samples), start, stop))))
         if len(data) > MAX_SLICE_BYTES:
             raise ConfigurationError(
-                f"a slice of {len(numbers)} samples has {len(data):,} B, and may have {MAX_SLICE_BYTES:,}: "
+                f"a slice of {stop - start} samples has {len(data):,} B, and may have {MAX_SLICE_BYTES:,}: "
                 "take fewer slice_samples"
             )
-        info = SliceInfo(blob_id([BytesSource(data).digests()]), len(numbers), len(data))
+        info = SliceInfo(blob_id([BytesSource(data).digests()]), stop - start, len(data))
         slice_path(directory, info).write_bytes(data)
         infos.append(info)
     return tuple(infos)

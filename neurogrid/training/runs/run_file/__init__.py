@@ -2,6 +2,7 @@
 
 Text in, frozen sections out, and back. No file is opened here, and nothing that a section names is looked at.
 
+    mixture     the sources of a mixture
     values      the kinds of values, each with the words that say what is allowed
     section     what all sections have in common: a value is checked where it is put in
     sections    the sections, with the defaults

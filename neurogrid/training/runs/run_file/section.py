@@ -44,8 +44,8 @@ class Section:
             value = getattr(self, key)
             try:
                 taken = kind.read(value)
-            except NotAllowed:
-                raise self.fault(key, f"is {kind.says}, not {shown(value)}") from None
+            except NotAllowed as exc:
+                raise self.fault(key, str(exc) or f"is {kind.says}, not {shown(value)}") from None
             object.__setattr__(self, key, taken)
         self._check()
 

@@ -10,15 +10,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final
 
+from neurogrid.training.runs.run_file.mixture import MAX_REPEAT, MIXTURE, MixturePart
 from neurogrid.training.runs.run_file.section import Section, WrongValueError
 from neurogrid.training.runs.run_file.values import (
     BOOLEAN,
     Kind,
     array,
     number,
+    one_number_of,
     one_of,
     optional,
     pattern,
+    shown,
     size,
     text,
     whole,
@@ -87,34 +90,65 @@ class ModelSection(Section):
 
 @dataclass(frozen=True, slots=True)
 class DataSection(Section):
-    """What it is trained on. All but `path` is for data that is not prepared yet.
+    """What it is trained on, by `path` or `mixture`; the other keys are for data that is not prepared yet.
 
     Attributes:
         path: a directory that `neurogrid train prepare` wrote, here or, by its address, behind a web server; or what
             that takes, which is prepared at the start.
+        mixture: several such places here in its stead, which are mixed at the start: an epoch has of each as many
+            samples as its weight says.
+        repeat: times that a sample of a mixture may come in an epoch: that ends where a source has come so often, or
+            where all have come once.
         tokenizer: the directory of a tokenizer; empty for the model's own, or where it has none one that is trained.
         sequence_length: tokens of a sample.
         vocab_size: of a tokenizer that is trained, at most.
+        token_bytes: of an id in a file of token ids (.bin), of which a directory may have several; 0 for what its
+            header says, else 2 where the vocabulary of the model allows it.
         held_out: share of the samples that is kept for evaluation.
         slice_samples: samples of a slice; None for as many as are about a mebibyte.
     """
 
-    path: str
+    path: str = ""
+    mixture: tuple[MixturePart, ...] = ()
+    repeat: int = 1
     tokenizer: str = ""
     sequence_length: int = 256
     vocab_size: int = 4096
+    token_bytes: int = 0
     held_out: float = 0.02
     slice_samples: int | None = None
 
     title: ClassVar[str] = "data"
     keys: ClassVar[Mapping[str, Kind]] = {
-        "path": text("a directory, a file of text, or the address of a directory", is_needed=True),
+        "path": text("a directory, a file, or the address of a directory"),
+        "mixture": MIXTURE,
+        "repeat": whole(1, MAX_REPEAT),
         "tokenizer": text("the directory of a tokenizer"),
         "sequence_length": whole(2, 1_048_576),
         "vocab_size": whole(258, 10_000_000),
+        "token_bytes": one_number_of(0, 2, 4),
         "held_out": number("from 0 to 0.5", lambda value: 0 <= value <= 0.5),
         "slice_samples": optional(whole(1, 1_048_576)),
     }
+
+    @property
+    def places(self) -> tuple[str, ...]:
+        """The path, or those of the mixture."""
+        return (self.path,) if self.path else tuple(part.path for part in self.mixture)
+
+    def _check(self) -> None:
+        if self.path and self.mixture:
+            raise self.fault("path", "is one place, and mixture several: give one of them")
+        if not self.path and not self.mixture:
+            raise self.fault("path", f"is needed: {self.keys['path'].says}; or mixture")
+        if self.repeat > 1 and not self.mixture:
+            raise self.fault("repeat", "is of a mixture: 1 without")
+        for part in self.mixture:
+            if "://" in part.path:
+                raise self.fault(
+                    "mixture",
+                    f"is of places here, not {shown(part.path)}: what was mixed may lie behind a web server",
+                )
 
 
 @dataclass(frozen=True, slots=True)

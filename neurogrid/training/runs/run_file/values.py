@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -12,8 +13,11 @@ from typing import Any, Final
 __all__ = [
     "BOOLEAN",
     "Kind",
+    "NotAllowed",
+    "Table",
     "array",
     "number",
+    "one_number_of",
     "one_of",
     "optional",
     "pattern",
@@ -41,7 +45,15 @@ _UNITS: Final = {
 
 
 class NotAllowed(Exception):
-    """A value is not of its kind; whoever asked for it says what that is."""
+    """A value is not of its kind; whoever asked for it says what that is, where this one does not."""
+
+
+class Table(ABC):
+    """A value that is a table."""
+
+    @abstractmethod
+    def written(self) -> str:
+        """As TOML has it, in one line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +144,17 @@ def one_of(*names: str) -> Kind:
     return Kind(_listed([f'"{name}"' for name in names]), read)
 
 
+def one_number_of(*numbers: int) -> Kind:
+    """One of a few integers."""
+
+    def read(value: object) -> int:
+        if type(value) is not int or value not in numbers:
+            raise NotAllowed
+        return value
+
+    return Kind(_listed([str(number) for number in numbers]), read)
+
+
 def size() -> Kind:
     """Bytes: an integer, or a string with a unit, as "8GiB"."""
 
@@ -188,6 +211,8 @@ def written(value: object) -> str:
         # None that is allowed has arrays in it, and others may have them a thousand deep.
         items = ("[…]" if isinstance(each, list | tuple) else written(each) for each in value)
         return f"[{', '.join(items)}]"
+    if isinstance(value, Table):
+        return value.written()
     if isinstance(value, dict):
         return "a table"
     if type(value) is int and abs(value) > MAX_WHOLE**4:
