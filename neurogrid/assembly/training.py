@@ -84,6 +84,7 @@ async def open_training(
             memory=memory,
             cores=num_cores(),
             gpu="" if is_cpu else device_name(device),
+            data=settings.data,
             storage=shutil.disk_usage(directory).free // 2,
         )
 

@@ -41,6 +41,7 @@ class WorkerSettings:
         protocol_versions: protocol ids to speak; None for all.
         serves: whether it holds layers of models that are served.
         trains: whether it is a member of training runs.
+        data: directories with slices of training data, which need not be fetched then.
         says_at: the level of `logging` for which coordinator it serves, and what it is ready for.
     """
 
@@ -65,4 +66,5 @@ class WorkerSettings:
     protocol_versions: tuple[str, ...] | None = None
     serves: bool = True
     trains: bool = False
+    data: tuple[Path, ...] = ()
     says_at: int = logging.INFO

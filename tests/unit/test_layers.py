@@ -205,6 +205,8 @@ HOUSE = (
     training(".data.slices", frozenset({"torch", "safetensors"})),
     # Goes to the network for what a run file names.
     training(".data.web", frozenset({"trio", "httpx2"})),
+    training(".data.slice_file", frozenset()),
+    training(".data.own_slices", frozenset({"trio"})),
     training(".data.blobs", frozenset({"trio"})),
     training(".data.blob_files", frozenset({"trio"})),
     training(".data.preparing", TORCH | {"pyarrow", "PIL"}),

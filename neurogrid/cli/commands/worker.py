@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import trio
@@ -43,6 +44,7 @@ from neurogrid.cli.options.threads import prepare_threads
 from neurogrid.cli.options.trust import is_loopback, take_ticket, trust_of
 from neurogrid.cli.signals import ending_at_once
 from neurogrid.cli.terminal.closed_pipe import ends_with_its_reader
+from neurogrid.errors import ConfigurationError
 from neurogrid.model.files.checkpoint_files import judge_checkpoint
 from neurogrid.server.http.listeners import check_port
 
@@ -96,6 +98,15 @@ def add_worker_options(parser: argparse.ArgumentParser) -> None:
         "--train",
         action="store_true",
         help="be a member of training runs (default: this, and --serve)",
+    )
+    work.add_argument(
+        "--data",
+        action="append",
+        default=[],
+        type=Path,
+        metavar="DIR",
+        help="train on what is here of a run's data, as `neurogrid train prepare` wrote it, and give it to other "
+        "members; it is only read, and what it lacks is fetched; may be given again",
     )
     compute = parser.add_argument_group("compute")
     device = compute.add_mutually_exclusive_group()
@@ -171,6 +182,8 @@ def run(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
     take_work(options)
     if options.wait_for_assignment and options.model is None:
         parser.error("--wait-for-assignment needs --model")
+    if options.data and not options.train:
+        parser.error("--data is for training runs: leave out --serve, or give --train, too")
     if options.gpu is not None and options.gpu < 0:
         parser.error(f"there is no GPU {options.gpu}")
     screen = set_up_logging(options.log_level, as_json=options.json_logs)
@@ -184,6 +197,9 @@ def run(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
     async def work() -> int:
         await find_model(options, screen, lambda: listening(options, port_flag="--port"))
         with ending_at_once():
+            for data in options.data:
+                if not data.is_dir():
+                    raise ConfigurationError(f"--data {data}: there is no such directory")
             if options.model is not None:
                 judge_checkpoint(options.model)
             if options.metrics_port is not None:
@@ -216,6 +232,7 @@ def run(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
             cache=cache_of(options),
             serves=options.serve,
             trains=options.train,
+            data=tuple(options.data),
         )
         async with open_worker(settings) as worker, AsyncExitStack() as stack:
             await stack.enter_async_context(serving_metrics(options, lambda: _registry_of(worker)))

@@ -3,6 +3,9 @@
     manifest    what a data set consists of; pure
     dealing     each sample of an epoch is used exactly once; pure, with `epoch` and `spans`
     slices      a data directory, and the tensors of a slice
+    slice_file  the file of a slice as a blob
+    own_slices  slices that a member has on its own disk
+    web         a data directory behind a web server
     blobs       slices between peers: served, fetched, kept
     preparing   from text or images to a data directory
 

@@ -7,7 +7,6 @@ before it is used or served.
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -33,8 +32,9 @@ from neurogrid.p2p.transfer import (
     TransferPolicy,
     Transfers,
 )
-from neurogrid.p2p.wire import CHUNK_BYTES, BlobHasher
 from neurogrid.training.data.manifest import MAX_MANIFEST_BYTES, Manifest, SliceInfo
+from neurogrid.training.data.own_slices import OwnSlices
+from neurogrid.training.data.slice_file import SliceFile
 from neurogrid.training.data.slices import slice_path
 from neurogrid.training.data.web import WebDirectory
 
@@ -80,7 +80,7 @@ class SliceStore:
         self._slices = {info.blob_id: info for info in (*manifest.slices, *manifest.held_out)}
         self._manifest = BytesSource(manifest.encode())
         self.manifest_info = BlobInfo.of_digests(self._manifest.digests(), self._manifest.num_bytes)
-        self._known: dict[bytes, _SliceFile] = {}
+        self._known: dict[bytes, SliceFile] = {}
 
     def missing(self) -> tuple[SliceInfo, ...]:
         """Slices that are not in the directory, or have another length there."""
@@ -107,7 +107,7 @@ class SliceStore:
         try:
             known = self._known.get(info.blob_id)
             if known is None or known.has_changed():
-                known = self._known[info.blob_id] = _SliceFile(path)
+                known = self._known[info.blob_id] = SliceFile(path)
         except FileNotFoundError:
             return None
         except OSError as exc:
@@ -119,42 +119,6 @@ class SliceStore:
         return known
 
 
-class _SliceFile:
-    """A file as a blob, hashed when this is made.
-
-    Raises:
-        OSError: it cannot be read.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._state = self._find_state()
-        hasher = BlobHasher()
-        with path.open("rb") as file:
-            while data := file.read(CHUNK_BYTES):
-                hasher.update(data)
-        self.info = BlobInfo.of_digests(hasher.digests(), self._state[0])
-
-    def has_changed(self) -> bool:
-        """Whether it is another file than was hashed."""
-        return self._find_state() != self._state
-
-    @property
-    def num_bytes(self) -> int:
-        return self.info.num_bytes
-
-    def digests(self) -> bytes:
-        return self.info.digests
-
-    def chunk(self, index: int) -> bytes:
-        with self._path.open("rb", buffering=0) as file:
-            return os.pread(file.fileno(), self.info.chunk_bytes(index), index * CHUNK_BYTES)
-
-    def _find_state(self) -> tuple[int, int, int, int]:
-        status = self._path.stat()
-        return status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino
-
-
 class SliceCache:
     """A member's slices on disk: fetched when they are needed, kept within a limit, and served to others.
 
@@ -163,6 +127,7 @@ class SliceCache:
         directory: of its own; made if need be. What is there from an earlier time is used.
         max_bytes: what all slices in it may take. Those that are needed at one time have to fit.
         web: a server that has them, which is asked before any peer.
+        own: slices that lie on this machine anyway, and are not fetched; None for none.
 
     Raises:
         ConfigurationError: the directory cannot be used.
@@ -175,14 +140,16 @@ class SliceCache:
         max_bytes: int,
         *,
         web: WebDirectory | None = None,
+        own: OwnSlices | None = None,
     ) -> None:
         self._transfers, self._web = transfers, web
+        self._own = own or OwnSlices()
         self._cache = BlobCache(directory, max_bytes=max_bytes)
         self._verified: dict[bytes, BlobInfo] = {}
         self._fetching: dict[bytes, tuple[trio.Lock, int]] = {}
 
     async def fetch(self, info: SliceInfo, peers: Sequence[str], timeout: float) -> Path:
-        """The file of a slice, verified; it stays until `need_only` does not name it any more.
+        """The file of a slice, verified; it stays until `need_only` does not name it any more, or its owner removes it.
 
         A file that is here is read and hashed; if it is damaged, it is fetched again.
 
@@ -198,6 +165,8 @@ class SliceCache:
             scope.deadline = started = trio.current_time() + timeout
             async with lock:
                 scope.deadline = float("inf")
+                if (path := await self._own.find(info.blob_id)) is not None:
+                    return path
                 stored = await trio.to_thread.run_sync(self._load, info.blob_id)
                 if stored is None:
                     blob = await self._fetch(info, peers, started)
@@ -214,7 +183,7 @@ class SliceCache:
 
     def holds(self, blob_id: bytes) -> bool:
         """Whether there is a file for a slice; what is in it, `fetch` and `provide` find out."""
-        return blob_id in self._cache
+        return self._own.holds(blob_id) or blob_id in self._cache
 
     @property
     def num_bytes(self) -> int:

@@ -5,6 +5,7 @@ Samples are numbered through all slices; what a member has is its dealer's affai
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Collection, Sequence
 
 from neurogrid.training.data.spans import Span, Spans
@@ -32,7 +33,6 @@ class Epoch:
     def __init__(self, number: int, starts: Sequence[int], order: Sequence[int]) -> None:
         self.number = number
         self._starts = starts
-        self._places = {slice_: place for place, slice_ in enumerate(order)}
         self.used = Spans()
         self.returned = Spans()
         self.fresh: dict[int, None] = dict.fromkeys(order)
@@ -72,9 +72,12 @@ class Epoch:
 
     def _choose_returned(self, holds: Collection[int]) -> Span:
         """A slice of which something was returned, one that the member holds if there is one."""
-        for slice_ in sorted(self._places.keys() & set(holds)):
-            if self.returned.count(*self._span(slice_)):
-                return self._span(slice_)
+        for start, stop in self.returned if holds else ():
+            slice_ = bisect_right(self._starts, start) - 1
+            while self._starts[slice_] < stop:
+                if slice_ in holds:
+                    return self._span(slice_)
+                slice_ += 1
         return next(iter(self.returned))
 
     def _choose(self, member: str, holds: Collection[int]) -> int:
@@ -82,10 +85,9 @@ class Epoch:
         if own := self.begun_by(member):
             return own[0]
         abandoned = self.begun_by(_NOBODY)
-        held = [each for each in abandoned if each in holds]
-        held += sorted(self.fresh.keys() & set(holds), key=self._places.__getitem__)
-        if held:
-            return held[0]
+        held = (each for each in (*abandoned, *self.fresh) if each in holds)
+        if holds and (first := next(held, None)) is not None:
+            return first
         if abandoned:
             return abandoned[0]
         if self.fresh:

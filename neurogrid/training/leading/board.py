@@ -473,7 +473,9 @@ class RunBoard(QuietProgress):
             lease_seconds=peer.lease_seconds,
             num_rounds=seat.num_rounds if seat is not None else 0,
             num_late=seat.num_late if seat is not None else 0,
-            held_slices=len(report.held),
+            held_slices=len(look.state.holds.get(number, report.held))
+            if number is not None
+            else len(report.held),
             sent_bytes=report.sent_bytes,
             received_bytes=report.received_bytes,
         )

@@ -125,14 +125,15 @@ async def _keep_manifest(web: WebDirectory, out: Path) -> None:
 class LeaderSlices:
     """Slices for the leader itself, to evaluate with, and for members that ask it.
 
-    What its data directory lacks comes from the web server or the data nodes, and is kept for a while.
+    What its data directory lacks comes from the web server, data nodes, or members that have it; it is kept for a
+    while.
 
     Args:
         data: of the run.
         store: the data directory's slices.
         transfers: of the protocol of runs.
         directory: for what is fetched; made if need be.
-        nodes: the peer ids of data nodes that are here.
+        holders: gives the peer ids of those that may have a slice, by its id.
     """
 
     def __init__(
@@ -141,9 +142,9 @@ class LeaderSlices:
         store: SliceStore,
         transfers: Transfers,
         directory: Path,
-        nodes: Callable[[], Sequence[str]],
+        holders: Callable[[bytes], Sequence[str]],
     ) -> None:
-        self._directory, self._store, self._nodes = data.path, store, nodes
+        self._directory, self._store, self._holders = data.path, store, holders
         manifest = data.manifest
         self._infos = {info.blob_id: info for info in (*manifest.slices, *manifest.held_out)}
         self._own = {info.blob_id for info in manifest.held_out}
@@ -164,7 +165,7 @@ class LeaderSlices:
         """
         if await self._store.provide("", info.blob_id) is not None:
             return slice_path(self._directory, info)
-        return await self._cache.fetch(info, self._nodes(), timeout)
+        return await self._cache.fetch(info, self._holders(info.blob_id), timeout)
 
     async def provide(self, peer_id: str, blob_id: bytes) -> BlobSource | None:
         """See `TransferPolicy.provide`. What the directory lacks is fetched first."""
@@ -176,7 +177,8 @@ class LeaderSlices:
         if not self._cache.holds(blob_id):
             async with self._limiter:
                 try:
-                    await self._cache.fetch(info, self._nodes(), _RELAY_TIMEOUT)
+                    others = [each for each in self._holders(blob_id) if each != peer_id]
+                    await self._cache.fetch(info, others, _RELAY_TIMEOUT)
                 except NeuroGridError as exc:
                     logger.info("a slice for %s is not to be had: %s", peer_id, exc)
                     return None

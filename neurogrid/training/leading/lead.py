@@ -164,7 +164,7 @@ async def _lead(
             progress,
         )
         slices = LeaderSlices(
-            data, store, transfers, directory.path / ".slices", lambda: sources.peers
+            data, store, transfers, directory.path / ".slices", sources.peers_with
         )
         providers.providers.append(slices)
         saved = {}

@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from functools import partial
@@ -167,6 +167,7 @@ class Leader:
         self._host, self._exchange, self._facts = host, exchange, facts
         self._machine, self._state, self._keeper = machine, state, keeper
         self._sources, self._changes, self._total_steps = sources, changes, total_steps
+        sources.own_slices = self._own_slices
         self._progress, self._wait = progress, wait
         self._resume_at, self._saved = resume_at, dict(saved or {})
         self._is_anew = is_anew
@@ -335,6 +336,7 @@ class Leader:
             nursery.start_soon(self._follow_decisions, group)
             nursery.start_soon(self._follow_outcomes, group)
             nursery.start_soon(self._watch_group, group)
+            nursery.start_soon(self._sources.wait, self._wait)
             nursery.start_soon(self._enlist_all)
             nursery.start_soon(self._hiring.renew, self._lease_lost)
             nursery.start_soon(self._tell_orders)
@@ -523,8 +525,7 @@ class Leader:
         self._changed.set()
 
     async def _enlist_all(self) -> None:
-        """Ask workers that are here and have nothing to do."""
-        await self._sources.wait(self._wait)
+        """Ask workers that are here and have nothing to do: they may be who has the data."""
         members = self._facts.run_file.members
         memory = self._facts.member_memory
         need = Need(memory, members.storage, members.cores, members.gpu, members.price)
@@ -649,10 +650,14 @@ class Leader:
             if report.digest and self._digests.told(occupant, report.round, report.digest):
                 self._warn_of_digest(peer_id, report.round)
             self._keeper.figures.heard(occupant, report.loss_sum, report.num_tokens)
-            if seat is None or seat.occupant != occupant:
+            is_new = seat is None or seat.occupant != occupant
+            if report.held and is_new:
+                self._sources.note_change()
+            # Nobody is dealt what nobody has.
+            if is_new and self._sources.is_complete():
                 if peer.seat is None:
                     peer.seat = self._machine.reserve(peer_id)
-                self._machine.joined(peer.seat, occupant, peer.name)
+                self._machine.joined(peer.seat, occupant, peer.name, report.held)
                 seat = self._machine.state.seat_of(peer_id)
                 self._progress.say(f"{_called(peer, peer_id)} takes part")
                 peer.num_failures, peer.refusal = 0, ""
@@ -661,6 +666,19 @@ class Leader:
                 self._machine.measured(seat.number, report.batch_seconds)
         self._write()
         self._changed.set()
+
+    def _own_slices(self) -> dict[str, Collection[int]]:
+        """What members that are here have on their own disks: as the journal says, or as they say before they sit."""
+        found: dict[str, Collection[int]] = {}
+        for peer_id, peer in self._peers.items():
+            if not self._host.is_connected(peer_id):
+                continue
+            seat = self._machine.state.seat_of(peer_id)
+            if seat is not None and (numbers := self._machine.state.holds.get(seat.number)):
+                found[peer_id] = numbers
+            elif peer.report is not None and peer.report.held:
+                found[peer_id] = peer.report.held
+        return found
 
     def _refusals(self) -> list[str]:
         """Why those that are here take no part."""

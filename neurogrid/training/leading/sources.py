@@ -1,4 +1,5 @@
-"""Nodes that have the data of a run: they tell the leader, which names them to its members until they are gone.
+"""Who has the data of a run, beside its leader: nodes, which tell it, and which it names to its members until they are
+gone; and members with slices of their own, which give them to the leader for others.
 
 Source: protocol_spec/training/runs.md, "Hold".
 """
@@ -6,6 +7,7 @@ Source: protocol_spec/training/runs.md, "Hold".
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Collection, Mapping
 from itertools import zip_longest
 from typing import Final
 
@@ -29,8 +31,12 @@ logger = logging.getLogger(__name__)
 _MAX_NODES: Final = MAX_RUN_SOURCES
 
 
+OwnSlices = Callable[[], Mapping[str, Collection[int]]]
+"""Gives the slices that members which are here have on their own disks: by peer id, their numbers."""
+
+
 class Sources:
-    """The data nodes of a run.
+    """The data nodes of a run, and its members that have data themselves.
 
     Args:
         exchange: of runs.
@@ -40,6 +46,9 @@ class Sources:
         missing: slices that the leader itself can give nobody.
         where: the leader has its data, for people.
         progress: is told when slices are waited for.
+
+    Attributes:
+        own_slices: gives what members have themselves.
     """
 
     def __init__(
@@ -55,11 +64,17 @@ class Sources:
         self._run_id, self._manifest_id, self._progress = run_id, manifest_id, progress
         self._nodes: dict[str, Hold] = {}
         self._changed = RenewedEvent()
+        self.own_slices: OwnSlices = dict
         ids = {info.blob_id for info in missing}
-        numbers = [number for number, info in enumerate(manifest.slices, 1) if info.blob_id in ids]
-        # Nodes do not say which held-out slices they have: those with all others have them, too.
+        self._numbers = {info.blob_id: number for number, info in enumerate(manifest.slices)}
+        # Nobody says which held-out slices are there: those with all others have them, too.
         is_held_out = any(info.blob_id in ids for info in manifest.held_out)
-        self._num_needed = len(manifest.slices) if is_held_out else max(numbers, default=0)
+        self._needed = frozenset(
+            number
+            for number, info in enumerate(manifest.slices)
+            if is_held_out or info.blob_id in ids
+        )
+        self._num_needed = max(self._needed, default=-1) + 1
         self._lack = (
             f"{len(missing)} of {len(manifest.slices) + len(manifest.held_out)} slices are not in {where}, and no "
             "node here has them"
@@ -79,10 +94,26 @@ class Sources:
         turns = zip_longest(*(hold.addresses for hold in self._nodes.values()))
         return tuple(each for turn in turns for each in turn if each)[:MAX_RUN_SOURCES]
 
+    def peers_with(self, blob_id: bytes) -> tuple[str, ...]:
+        """The peer ids of those that may have a slice: nodes, members that do, and members that have others."""
+        own = self.own_slices()
+        number = self._numbers.get(blob_id, -1)
+        members = sorted(own, key=lambda peer_id: (number not in own[peer_id], peer_id))
+        return (*self._nodes, *members)
+
     def is_complete(self) -> bool:
-        """Whether the leader or nodes have all slices."""
+        """Whether the leader, nodes or members have all slices."""
         most = max((hold.num_slices for hold in self._nodes.values()), default=0)
-        return most >= self._num_needed
+        if most >= self._num_needed:
+            return True
+        left = {number for number in self._needed if number >= most}
+        for numbers in self.own_slices().values():
+            left.difference_update(numbers)
+        return not left
+
+    def note_change(self) -> None:
+        """Members have other slices than before."""
+        self._changed.set()
 
     async def wait(self, timeout: float) -> None:
         """Wait until all slices are to be had somewhere, and say so where they are not.
@@ -93,7 +124,7 @@ class Sources:
         if self.is_complete():
             return
         self._progress.say(
-            f"{self._lack}: waiting for one (neurogrid train data DIR --join TICKET)"
+            f"{self._lack}: waiting for one (neurogrid train data DIR --join TICKET, or a worker with --data DIR)"
         )
         with trio.move_on_after(timeout):
             while not self.is_complete():
@@ -103,7 +134,7 @@ class Sources:
 
     def end(self) -> None:
         """The run is over: nobody needs them any more."""
-        self._num_needed = 0
+        self._needed, self._num_needed = frozenset(), 0
         self._nodes.clear()
 
     async def _on_hold(self, message: TensorMessage) -> None:

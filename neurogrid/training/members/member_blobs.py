@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from neurogrid.p2p.transfer import Transfers
 from neurogrid.training.data.blob_files import OfferedFiles
 from neurogrid.training.data.blobs import SliceCache
+from neurogrid.training.data.own_slices import OwnSlices
 
 __all__ = ["MemberBlobs"]
 
@@ -18,9 +19,11 @@ class MemberBlobs:
     Attributes:
         transfers: of the protocol of runs.
         slices: on this machine's disk.
+        own: those of them that its owner has put there.
         offered: files of this member's own.
     """
 
     transfers: Transfers
     slices: SliceCache
+    own: OwnSlices
     offered: OfferedFiles

@@ -66,7 +66,14 @@ from neurogrid.training.trainer import (
     TrainerError,
     open_trainer,
 )
-from neurogrid.training.wire.runs import Order, Report, RunMessage, Start, Work
+from neurogrid.training.wire.runs import (
+    MAX_HELD_SLICES,
+    Order,
+    Report,
+    RunMessage,
+    Start,
+    Work,
+)
 
 __all__ = ["KeepModel", "Participation"]
 
@@ -133,6 +140,7 @@ class Participation:
         self._totals = _Totals()
         self._report = Report(run=start.run, seat=start.seat, state="starting")
         self._tokens_per_sample = 0
+        self._num_held = 0
         self._done = 0
         self._saving: Path | None = None
 
@@ -180,7 +188,7 @@ class Participation:
             num_samples=report.num_samples,
             memory_bytes=report.memory_bytes,
             micro_batch=report.micro_batch,
-            held_slices=len(report.held),
+            held_slices=self._num_held,
             sent_bytes=report.sent_bytes,
             received_bytes=report.received_bytes,
         )
@@ -239,6 +247,9 @@ class Participation:
             )
         )
         self._tokens_per_sample = manifest.tokens_per_sample
+        held = await self._blobs.own.look_for(manifest)
+        self._num_held = len(held)
+        self._note(held=held[:MAX_HELD_SLICES])
         settings = trainer_settings(
             self._run_file,
             self._start.config,
@@ -336,6 +347,8 @@ class _Work:
         )
         while (work := await self._next_work()) is not None:
             group.observe(False)
+            # The leader knows it since the member sat down, and a report goes out several times a second.
+            self._part._note(held=())
             if work.ranges:
                 before = self._part._report.num_samples
                 with self._timeline.during("training.train") as told:

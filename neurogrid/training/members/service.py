@@ -27,6 +27,7 @@ from neurogrid.p2p.wire import MessageCode, MessageType, TensorMessage
 from neurogrid.renewed_event import RenewedEvent
 from neurogrid.training.data.blob_files import PIECE_LIMITS, OfferedFiles
 from neurogrid.training.data.blobs import Providers, SliceCache
+from neurogrid.training.data.own_slices import OwnSlices
 from neurogrid.training.members.chain_part import ChainPart
 from neurogrid.training.members.member_blobs import MemberBlobs
 from neurogrid.training.members.participation import KeepModel, Participation
@@ -124,6 +125,9 @@ class MemberService:
         settings: what may be used.
         directory: for slices, private to this process where the settings name none.
         keep: takes each model that was trained; None for nobody.
+
+    Raises:
+        ConfigurationError: a directory of the settings is not there.
     """
 
     def __init__(
@@ -139,9 +143,10 @@ class MemberService:
         authorise(self.exchange, MEMBER_TAKES)
         providers = Providers()
         transfers = Transfers(self.exchange, providers, limits=PIECE_LIMITS)
-        slices = SliceCache(transfers, directory, settings.storage)
-        self._blobs = MemberBlobs(transfers, slices, OfferedFiles())
-        providers.providers += [slices, self._blobs.offered]
+        own = OwnSlices(settings.data)
+        slices = SliceCache(transfers, directory, settings.storage, own=own)
+        self._blobs = MemberBlobs(transfers, slices, own, OfferedFiles())
+        providers.providers += [own, slices, self._blobs.offered]
         self._leases = LeaseTable(
             Resources(settings.memory, settings.storage, settings.cores, settings.gpu),
             price=settings.price,

@@ -20,6 +20,7 @@ class MemberSettings:
         cores: that are lent.
         gpu: the name of the GPU; empty for none.
         storage: bytes for slices.
+        data: directories of the owner's with slices, which are not fetched then, and given to others.
         directory: where slices are kept from one run to the next; None for no longer than this process.
         price: that is asked, in the unit that those who take part have agreed on.
     """
@@ -31,5 +32,6 @@ class MemberSettings:
     cores: int = 1
     gpu: str = ""
     storage: int = 16 * 1024**3
+    data: tuple[Path, ...] = ()
     directory: Path | None = None
     price: float = 0.0

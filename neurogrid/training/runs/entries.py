@@ -9,6 +9,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, ClassVar, Final
 
 from neurogrid.training.data.dealing import SampleRange
@@ -59,6 +60,9 @@ class _Fields:
             raise ValueError(f"it has no {key}")
         return self._value.pop(key)
 
+    def has(self, key: str) -> bool:
+        return key in self._value
+
     def number(self, key: str, smallest: int = 0) -> int:
         return _number(key, self.take(key), smallest)
 
@@ -82,6 +86,12 @@ class _Fields:
         if not isinstance(value, list):
             raise ValueError(f"{key} is no array")
         return value
+
+    def spans(self, key: str) -> tuple[tuple[int, int], ...]:
+        flat = [_number(key, value, 0) for value in self.array(key)]
+        if not flat or len(flat) % 2 or any(a >= b for a, b in pairwise(flat)):
+            raise ValueError(f"{key} are not pairs of numbers, all of them rising")
+        return tuple(zip(flat[::2], flat[1::2], strict=True))
 
     def ranges(self, key: str) -> tuple[SampleRange, ...]:
         flat = [_number(key, value, 0) for value in self.array(key)]
@@ -235,12 +245,14 @@ class JoinedEntry(Entry):
         seat: its number.
         peer, incarnation: of the group's member.
         name: what people call the machine.
+        held: slices that it has on its own disk, and is dealt first: from each first number to before the second.
     """
 
     seat: int
     peer: str
     incarnation: int
     name: str = ""
+    held: tuple[tuple[int, int], ...] = ()
 
     kind: ClassVar[str] = "joined"
 
@@ -249,6 +261,8 @@ class JoinedEntry(Entry):
         yield "peer", self.peer
         yield "incarnation", self.incarnation
         yield "name", self.name
+        if self.held:
+            yield "held", [bound for span in self.held for bound in span]
 
     @classmethod
     def read(cls, fields: _Fields) -> JoinedEntry:
@@ -257,6 +271,7 @@ class JoinedEntry(Entry):
             fields.text("peer"),
             fields.number("incarnation"),
             fields.text("name"),
+            fields.spans("held") if fields.has("held") else (),
         )
 
 

@@ -27,7 +27,7 @@ from neurogrid.training.runs.entries import (
     StoppingEntry,
 )
 from neurogrid.training.runs.projection import share_batches
-from neurogrid.training.runs.state import Occupant, Phase, RunState, Seat
+from neurogrid.training.runs.state import Occupant, Phase, RunState, Seat, spans_of
 
 __all__ = ["Outcome", "Rules", "RunMachine"]
 
@@ -157,8 +157,12 @@ class RunMachine:
         """A peer does not take the seat that was reserved for it."""
         self._reserved.pop(peer, None)
 
-    def joined(self, seat: int, occupant: Occupant, name: str) -> None:
-        """A member is ready, on a seat that was reserved for it or that it has."""
+    def joined(self, seat: int, occupant: Occupant, name: str, holds: Iterable[int] = ()) -> None:
+        """A member is ready, on a seat that was reserved for it or that it has.
+
+        Args:
+            holds: numbers of the slices that it has on its own disk, rising.
+        """
         is_reserved = self._reserved.pop(occupant.peer, None) == seat
         if self.state.phase is Phase.ENDED:
             return
@@ -172,7 +176,8 @@ class RunMachine:
         if not is_free:
             # Its own seat is gone: what it had was dealt to others.
             seat = max([self.state.num_seats - 1, *self._reserved.values()]) + 1
-        self._note(JoinedEntry(seat, occupant.peer, occupant.incarnation, name))
+        spans = tuple(spans_of(holds, self.state.num_slices))
+        self._note(JoinedEntry(seat, occupant.peer, occupant.incarnation, name, spans))
         self._go_on()
 
     def left(self, seat: int, reason: str) -> None:

@@ -7,7 +7,7 @@ each seat has, and which samples are used; which entry comes next is decided in 
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Final, NamedTuple
@@ -33,7 +33,7 @@ from neurogrid.training.runs.entries import (
     StoppingEntry,
 )
 
-__all__ = ["Occupant", "Phase", "RunState", "Seat"]
+__all__ = ["Occupant", "Phase", "RunState", "Seat", "spans_of"]
 
 # Rounds before which the state is kept, for a run that is resumed there.
 _MAX_SNAPSHOTS: Final = 1024
@@ -78,6 +78,21 @@ class Seat:
     num_samples: int = 0
 
 
+def spans_of(numbers: Iterable[int], limit: int) -> Iterator[tuple[int, int]]:
+    """Spans of numbers that rise, those of them that are below `limit`: from the first to before the second."""
+    start = stop = 0
+    for number in numbers:
+        if number >= limit:
+            break
+        if number != stop and start < stop:
+            yield start, stop
+        if number != stop or start == stop:
+            start = number
+        stop = number + 1
+    if start < stop:
+        yield start, stop
+
+
 class RunState:
     """The state of a run.
 
@@ -97,6 +112,8 @@ class RunState:
         num_used: samples that are in the weights.
         num_trained: rounds for which something was trained; others only sync.
         reason: why it stops, or has ended.
+        num_slices: of its data.
+        holds: by seat, slices that its member has on its own disk.
         changes: of its run file.
         dealt_before: by the round of a change, how many rounds' works were dealt by then to one seat, and of how many
             samples.
@@ -112,6 +129,8 @@ class RunState:
     ) -> None:
         self.dealer = Dealer(sizes, seed=seed, num_epochs=num_epochs)
         self._resumable = resumable
+        self.num_slices = len(sizes)
+        self.holds: dict[int, frozenset[int]] = {}
         self.phase = Phase.WAITING
         self.seats: dict[int, Seat] = {}
         self.num_seats = 0
@@ -167,9 +186,11 @@ class RunState:
             seat = self.seats.setdefault(entry.seat, Seat(entry.seat))
             seat.occupant = Occupant(entry.peer, entry.incarnation)
             seat.peer, seat.name = entry.peer, entry.name
+            self._take_held(entry)
             self.num_seats = max(self.num_seats, entry.seat + 1)
         elif isinstance(entry, LeftEntry):
             self.seats.pop(entry.seat)
+            self.holds.pop(entry.seat, None)
             self.dealer.lost(str(entry.seat))
         elif isinstance(entry, ReturnedEntry):
             self.seats[entry.seat].works.clear()
@@ -211,7 +232,8 @@ class RunState:
             weight: of the contribution; None for one a sample.
         """
         held = self.seats[seat]
-        ranges = self.dealer.deal(str(seat), num_samples) if num_samples else ()
+        holds = self.holds.get(seat, frozenset())
+        ranges = self.dealer.deal(str(seat), num_samples, holds=holds) if num_samples else ()
         dealt = sum(each.num_samples for each in ranges)
         work = Assignment(
             held.num_works + 1, position, stride, dealt if weight is None else weight, ranges
@@ -220,6 +242,19 @@ class RunState:
             held.works.append(work)
             held.num_works = work.number
         return work
+
+    def _take_held(self, entry: JoinedEntry) -> None:
+        self.holds.pop(entry.seat, None)
+        if not entry.held:
+            return
+        if entry.held[-1][1] > self.num_slices:
+            raise ConfigurationError(
+                f"seat {entry.seat} has slice {entry.held[-1][1] - 1} by the journal, and the data have "
+                f"{self.num_slices}"
+            )
+        self.holds[entry.seat] = frozenset(
+            number for start, stop in entry.held for number in range(start, stop)
+        )
 
     def _deal(self, seat: int, work: Assignment) -> None:
         again = self.deal(
@@ -257,6 +292,7 @@ class RunState:
             "dealer": copy.deepcopy(self.dealer),
             "phase": self.phase,
             "seats": copy.deepcopy(self.seats),
+            "holds": dict(self.holds),
             "num_seats": self.num_seats,
             "round": self.round,
             "num_members": self.num_members,

@@ -134,12 +134,12 @@ def start_run_worker(
     return start(directory, name, *WORKER, *cluster, *cache, *LOOPBACK, *options)
 
 
-def prepared_text(out: Path) -> Path:
-    """A data directory of text, slices of 32 samples of 32 tokens, with a tokenizer of 512."""
+def prepared_text(out: Path, *, slice_samples: int = 32) -> Path:
+    """A data directory of text, samples of 32 tokens, with a tokenizer of 512."""
     source = out.with_suffix(".txt")
     words = [f"{a} {b} {c}" for a in _WORDS for b in _WORDS for c in _WORDS]
     source.write_text(". ".join(words))
-    prepare(source, out, vocab_size=512, sequence_length=32, slice_samples=32, seed=3)
+    prepare(source, out, vocab_size=512, sequence_length=32, slice_samples=slice_samples, seed=3)
     return out
 
 

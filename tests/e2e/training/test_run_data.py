@@ -13,6 +13,9 @@ from pathlib import Path
 import pytest
 
 from neurogrid.training.data.slices import read_manifest, slice_path
+from neurogrid.training.runs.audit import audit
+from neurogrid.training.runs.entries import JoinedEntry
+from neurogrid.training.runs.journal import read_journal
 from neurogrid.training.runs.run_directory import RunDirectory
 from tests.e2e.training.data_processes import (
     LOOPBACK,
@@ -21,8 +24,11 @@ from tests.e2e.training.data_processes import (
     start,
     start_data_node,
     start_leader,
+    start_run_worker,
     write_run_file,
 )
+
+TRAINS = ("--train", "--threads", "1")
 
 
 @pytest.fixture(scope="module")
@@ -126,6 +132,51 @@ def test_data_behind_a_web_server(prepared: Path, tmp_path: Path) -> None:
     tokenizer = Path("tokenizer.json")
     at_checkpoint = (tmp_path / checkpoint / tokenizer).read_bytes()
     assert at_checkpoint == (prepared / "tokenizer" / tokenizer).read_bytes()
+
+
+def test_members_have_the_data_themselves(tmp_path: Path) -> None:
+    """The leader has the manifest, and each of two workers a half: they train on what they have. One slice of the first
+    is damaged, and comes from the second, by way of the leader."""
+    data = prepared_text(tmp_path / "data", slice_samples=8)
+    manifest = read_manifest(data)
+    (tmp_path / "lone").mkdir()
+    shutil.copy(data / "manifest.json", tmp_path / "lone")
+    numbers = range(len(manifest.slices))
+    damaged = 2
+    for half in (0, 1):
+        own = tmp_path / f"own-{half}" / "slices"
+        own.mkdir(parents=True)
+        mine = [manifest.slices[n] for n in numbers if n % 2 == half or n == damaged]
+        for info in (*mine, *manifest.held_out):
+            shutil.copy(slice_path(data, info), own)
+    path = slice_path(tmp_path / "own-0", manifest.slices[damaged])
+    path.write_bytes(path.read_bytes()[:-1] + b"\xff")
+    # Two epochs, by two members that take four slices each in a round.
+    write_run_file(tmp_path, "lone", rounds=2 * len(numbers) // 8 + 1)
+    with (
+        start_leader(tmp_path, "--wait", "120") as leader,
+        start_run_worker(tmp_path, "one", *TRAINS, "--data", "own-0") as one,
+        start_run_worker(tmp_path, "two", *TRAINS, "--data", "own-1"),
+    ):
+        leader.finish()
+        assert f"{path.name} is not what its name says: it is fetched instead" in one.log
+    assert "no node here has them: waiting for one" in leader.log
+    assert evaluations(tmp_path)
+    entries = [each.entry for each in read_journal(RunDirectory(tmp_path / "run").journal)]
+    assert audit(entries).is_sound
+    held = {
+        number
+        for entry in entries
+        if isinstance(entry, JoinedEntry)
+        for start, stop in entry.held
+        for number in range(start, stop)
+    }
+    assert held == set(numbers)
+    # Most is trained on by who has it; at the end of an epoch one may help the other.
+    relayed = {file.stem for file in (tmp_path / "run" / ".slices").glob("*.blob")}
+    relayed -= {info.blob_id.hex() for info in manifest.held_out}
+    assert manifest.slices[damaged].blob_id.hex() in relayed
+    assert len(relayed) < len(numbers) // 2
 
 
 def test_data_that_are_not_there(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 
 from hypothesis import strategies as st
 
@@ -32,14 +33,14 @@ class Cluster:
     def note(self) -> None:
         self.journal += self.machine.drain()
 
-    def join(self, peer: str = "") -> str:
+    def join(self, peer: str = "", holds: Iterable[int] = ()) -> str:
         self.num_peers += 1
         peer = peer or f"peer{self.num_peers}"
         occupant = Occupant(peer, self.num_peers)
         seat = self.machine.reserve(peer)
         self.members[peer] = occupant
         self.trained[occupant] = 0
-        self.machine.joined(seat, occupant, "")
+        self.machine.joined(seat, occupant, "", holds)
         self.note()
         return peer
 
@@ -109,7 +110,8 @@ def drive(cluster: Cluster, data: st.DataObject) -> None:
     for event in data.draw(st.lists(st.sampled_from(events), max_size=40)):
         peers = sorted(cluster.members)
         if event == "join" and cluster.machine.num_free:
-            cluster.join()
+            holds = data.draw(st.sets(st.integers(0, len(SIZES))))
+            cluster.join(holds=sorted(holds))
         elif event == "average":
             cluster.average()
         elif event == "restart":

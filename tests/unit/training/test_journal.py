@@ -38,6 +38,7 @@ ENTRIES: tuple[Entry, ...] = (
     RUN,
     JoinedEntry(0, "one", 2**64 - 1, "attic"),
     JoinedEntry(1, "zwei … \"'\n", 7),
+    JoinedEntry(2, "drei", 8, "", ((0, 1), (4, 2**64 - 1))),
     BeganEntry(2, 15),
     DealtEntry(
         (
@@ -89,7 +90,8 @@ def test_it_goes_on_where_it_ended(path: Path) -> None:
 @pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.kind)
 def test_entries_are_json(entry: Entry) -> None:
     assert entry_of(json.loads(json.dumps(entry.json()))) == entry
-    broken = [{k: v for k, v in entry.json().items() if k != key} for key in entry.json()]
+    keys = entry.json().keys() - {"held"}  # which may be left out
+    broken = [{k: v for k, v in entry.json().items() if k != key} for key in keys]
     broken += [{**entry.json(), key: None} for key in entry.json()]
     broken.append({**entry.json(), "later": 1})
     for each in broken:

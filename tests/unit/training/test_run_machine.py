@@ -9,8 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from neurogrid.errors import ConfigurationError
-from neurogrid.training.runs.entries import Entry, ResumedEntry, RoundEntry
-from neurogrid.training.runs.state import Phase, RunState
+from neurogrid.training.runs.entries import (
+    DealtEntry,
+    Entry,
+    JoinedEntry,
+    ResumedEntry,
+    RoundEntry,
+)
+from neurogrid.training.runs.state import Phase, RunState, spans_of
 from tests.unit.training.simulated_run import SIZES, Cluster, drive, rules
 
 
@@ -92,6 +98,52 @@ def test_a_newcomer_has_one_batch_until_its_speed_is_known() -> None:
     assert second.num_samples == 2
     cluster.machine.measured(2, 0.1)
     assert [work.num_samples for work in cluster.machine.works(2)] == [2, 6]
+
+
+def test_a_member_gets_first_what_it_has_itself() -> None:
+    """And so does one that takes over from the journal; what it has is used up before others help with it."""
+    cluster = Cluster(rules(min_members=2, projected=False), num_epochs=1)
+    cluster.join(holds=(0, 3, 17))
+    assert cluster.state.holds == {0: frozenset({0, 3})}
+    cluster.join(holds=(2,))
+    cluster.restarted()
+    assert cluster.state.holds == {0: frozenset({0, 3}), 1: frozenset({2})}
+    dealt: dict[int, list[int]] = {0: [], 1: []}
+    for entry in cluster.journal:
+        if isinstance(entry, DealtEntry):
+            for seat, work in entry.works:
+                dealt[seat] += [each.slice for each in work.ranges for _ in range(each.num_samples)]
+    # Two works of six samples each: ten of its own, and two of what is left.
+    assert sorted(dealt[0][:10]) == [0] * 7 + [3] * 3
+    assert dealt[0][10:] == [1] * 2
+    assert dealt[1] == [2] * 9 + [1] * 3
+    cluster.lose("peer1")
+    assert cluster.state.holds == {1: frozenset({2})}
+    while cluster.state.phase is not Phase.ENDED:
+        cluster.average()
+        if len(cluster.members) < 2 and cluster.state.phase is Phase.TRAINING:
+            cluster.join()
+    assert used(cluster.journal) == everything(1)
+
+
+def test_a_journal_names_no_slices_that_there_are_not() -> None:
+    state = RunState(SIZES, seed=1)
+    with pytest.raises(ConfigurationError, match="has slice 4 by the journal, and the data have 4"):
+        state.apply(JoinedEntry(0, "peer", 1, "", ((1, 2), (3, 5))))
+
+
+@pytest.mark.parametrize(
+    ("numbers", "spans"),
+    [
+        ((), []),
+        ((0,), [(0, 1)]),
+        ((3,), [(3, 4)]),
+        ((0, 1, 2, 5, 7, 8), [(0, 3), (5, 6), (7, 9)]),
+        ((1, 9, 10, 11), [(1, 2), (9, 10)]),
+    ],
+)
+def test_numbers_as_spans(numbers: tuple[int, ...], spans: list[tuple[int, int]]) -> None:
+    assert list(spans_of(numbers, 10)) == spans
 
 
 def test_parts_that_had_no_turn_are_synced_at_the_end() -> None:

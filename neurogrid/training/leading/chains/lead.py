@@ -143,7 +143,7 @@ async def lead_chain(settings: LeaderSettings, progress: LeaderProgress, board: 
                 f"{data.path} lacks {len(missing)} slices: the leader of a chain reads them itself"
             )
         transfers = Transfers(exchange, Providers(offered, weights), limits=PIECE_LIMITS)
-        slices = LeaderSlices(data, store, transfers, directory.path / ".slices", lambda: ())
+        slices = LeaderSlices(data, store, transfers, directory.path / ".slices", lambda _: ())
         lines = directory.figures()
         figures.written(int(lines[-1].get("round", 0)) if lines else 0)
         keeper = ChainKeeper(
