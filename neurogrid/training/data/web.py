@@ -1,10 +1,14 @@
-"""A data directory on a web server: its manifest, its tokenizer, and slices, which are verified by their ids."""
+"""A data directory on a web server: its manifest, its tokenizer, and slices, which are verified by their ids.
+
+What a server broke off goes on where it stopped, where the server gives parts of files.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import os
 import threading
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -31,7 +35,10 @@ _SILENCE: Final = 30.0
 _DELAYS: Final = (0.5, 2.0, 8.0)
 # Answers that another try may mend.
 _PASSING: Final = frozenset({408, 429, 500, 502, 503, 504})
+_OK: Final = 200
+_PART: Final = 206
 _NOT_FOUND: Final = 404
+_NO_SUCH_PART: Final = 416
 _MAX_REDIRECTS: Final = 5
 _MAX_TOKENIZER_BYTES: Final = 64 * 1024 * 1024
 _TOKENIZER_FILES: Final = ("tokenizer.json", "tokenizer_config.json")
@@ -78,8 +85,8 @@ class WebDirectory:
             ConfigurationError: there is none, or it contradicts itself.
         """
         try:
-            data = await self._get(MANIFEST_NAME, MAX_MANIFEST_BYTES)
-            return await trio.to_thread.run_sync(Manifest.decode, bytes(data))
+            got = await self._get(MANIFEST_NAME, MAX_MANIFEST_BYTES)
+            return await trio.to_thread.run_sync(Manifest.decode, bytes(got.data))
         except NeuroGridError as exc:
             raise ConfigurationError(
                 f"{self.url} is no data directory that can be read: {exc}"
@@ -98,9 +105,8 @@ class WebDirectory:
         files: dict[str, bytes] = {}
         for file in _TOKENIZER_FILES:
             try:
-                files[file] = bytes(
-                    await self._get(f"{TOKENIZER_NAME}/{file}", _MAX_TOKENIZER_BYTES)
-                )
+                got = await self._get(f"{TOKENIZER_NAME}/{file}", _MAX_TOKENIZER_BYTES)
+                files[file] = bytes(got.data)
             except _NotFoundError:
                 continue
             except NeuroGridError as exc:
@@ -128,17 +134,23 @@ class WebDirectory:
             RemoteProtocolError: what came is not the slice.
         """
         name = slice_path(Path(), info).as_posix()
-        data = await self._get(name, info.num_bytes)
-        found = await trio.to_thread.run_sync(_info_of, data)
+        got = await self._get(name, info.num_bytes)
+        found = await trio.to_thread.run_sync(_info_of, got.data)
+        if found.blob_id != info.blob_id and got.num_parts > 1:
+            # Its parts may be of two files, one in the place of the other: it is asked for anew.
+            got = await self._get(name, info.num_bytes)
+            found = await trio.to_thread.run_sync(_info_of, got.data)
         if found.blob_id != info.blob_id:
             raise RemoteProtocolError(f"{self.url}{name} is not what its name says")
-        return StoredBlob(found, memoryview(data))
+        return StoredBlob(found, memoryview(got.data))
 
-    async def _get(self, name: str, max_bytes: int) -> bytearray:
-        """A file below the directory; asked for again where that may help."""
+    async def _get(self, name: str, max_bytes: int) -> _Got:
+        """A file below the directory; asked for again where that may help, for what is missing of it."""
+        got = _Got()
         for delay in (*_DELAYS, None):
             try:
-                return await self._ask(name, max_bytes)
+                await self._ask(name, max_bytes, got)
+                return got
             except httpx2.HTTPError as exc:
                 error = PeerUnreachableError(f"{self.url}{name}: {exc or type(exc).__name__}")
             except _PassingError as exc:
@@ -148,41 +160,68 @@ class WebDirectory:
             await trio.sleep(delay)
         raise error
 
-    async def _ask(self, name: str, max_bytes: int) -> bytearray:
+    async def _ask(self, name: str, max_bytes: int, got: _Got) -> None:
         is_over = threading.Event()
         run_sync: Any = trio.to_thread.run_sync  # its stubs lack `abandon_on_cancel`
         try:
-            data: bytearray = await run_sync(
-                _download, f"{self.url}{name}", max_bytes, is_over, abandon_on_cancel=True
+            await run_sync(
+                _download, f"{self.url}{name}", max_bytes, got, is_over, abandon_on_cancel=True
             )
         finally:
             is_over.set()
-        return data
 
 
-def _download(url: str, max_bytes: int, is_over: threading.Event) -> bytearray:
-    """In a thread: a file, until nobody waits for it any more."""
-    data = bytearray()
+@dataclass(slots=True)
+class _Got:
+    """What is here of a file.
+
+    Attributes:
+        data: from its beginning on.
+        num_parts: answers that it is from.
+    """
+
+    data: bytearray = field(default_factory=bytearray)
+    num_parts: int = 0
+
+    def clear(self) -> None:
+        """Begin anew."""
+        del self.data[:]
+        self.num_parts = 0
+
+
+def _download(url: str, max_bytes: int, got: _Got, is_over: threading.Event) -> None:
+    """In a thread: what is missing of a file, until nobody waits for it any more."""
+    start = len(got.data)
+    headers = {"Accept-Encoding": "identity"}
+    if start:
+        headers["Range"] = f"bytes={start}-"
     with (
         httpx2.Client(
             follow_redirects=True, max_redirects=_MAX_REDIRECTS, timeout=_SILENCE
         ) as client,
-        client.stream("GET", url, headers={"Accept-Encoding": "identity"}) as response,
+        client.stream("GET", url, headers=headers) as response,
     ):
         status = response.status_code
+        is_rest = status == _PART and response.headers.get("Content-Range", "").startswith(
+            f"bytes {start}-"
+        )
+        if not is_rest:
+            got.clear()
+        if status == _NO_SUCH_PART or (status == _PART and not is_rest):
+            raise _PassingError(f"{url}: the server does not give the part that was asked for")
         if status == _NOT_FOUND:
             raise _NotFoundError(f"{url} is not there (404)")
         if status in _PASSING:
             raise _PassingError(f"{url}: the server answers with status {status}")
-        if status != 200:
+        if status not in (_OK, _PART):
             raise PeerUnreachableError(f"{url}: the server answers with status {status}")
+        got.num_parts += 1
         for piece in response.iter_raw():
-            data += piece
-            if len(data) > max_bytes:
+            got.data += piece
+            if len(got.data) > max_bytes:
                 raise RemoteProtocolError(f"{url} is longer than {max_bytes:,} B")
             if is_over.is_set():
                 break
-    return data
 
 
 class _NotFoundError(PeerUnreachableError):

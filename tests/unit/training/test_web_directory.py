@@ -102,6 +102,83 @@ async def test_what_is_not_the_slice_is_refused(data: Path) -> None:
         assert len(asked) == 3  # none of these is mended by asking again
 
 
+@contextmanager
+def breaking_server(
+    content: bytes, *, broken: int, parts: bool, other: bytes = b""
+) -> Iterator[tuple[str, list[str]]]:
+    """A server of one content, whose first answers end after 1,000 bytes of it; and the ranges that it was asked for.
+
+    Args:
+        broken: answers that end too early.
+        parts: whether it gives parts of files.
+        other: what it gives at the first time instead.
+    """
+    asked: list[str] = []
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            wanted = self.headers.get("Range", "")
+            asked.append(wanted)
+            now = other if other and len(asked) == 1 else content
+            start = int(wanted.removeprefix("bytes=").rstrip("-")) if wanted and parts else 0
+            self.send_response(206 if start else 200)
+            if start:
+                self.send_header("Content-Range", f"bytes {start}-{len(now) - 1}/{len(now)}")
+            self.send_header("Content-Length", str(len(now) - start))
+            self.end_headers()
+            is_broken = len(asked) <= broken
+            self.wfile.write(now[start : start + 1000] if is_broken else now[start:])
+
+        def log_message(self, format: str, *args: object) -> None:
+            """Nothing on stderr."""
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}", asked
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+@pytest.mark.parametrize(
+    ("parts", "ranges"),
+    [(True, ["", "bytes=1000-", "bytes=2000-"]), (False, ["", "bytes=1000-", "bytes=1000-"])],
+)
+async def test_what_was_broken_off_goes_on(data: Path, parts: bool, ranges: list[str]) -> None:
+    """Where a server gives parts; where it gives whole files only, it begins anew."""
+    info = read_manifest(data).slices[0]
+    content = slice_path(data, info).read_bytes()
+    with breaking_server(content, broken=2, parts=parts) as (url, asked):
+        blob = await WebDirectory(url).fetch(info)
+        assert bytes(blob.data) == content
+        assert asked == ranges
+
+
+async def test_parts_of_two_files_are_asked_for_as_a_whole(data: Path) -> None:
+    """A file that was changed between two answers; and a server that goes on giving the wrong one."""
+    info, wrong = read_manifest(data).slices[:2]
+    content, other = (slice_path(data, each).read_bytes() for each in (info, wrong))
+    with breaking_server(content, broken=1, parts=True, other=other) as (url, asked):
+        blob = await WebDirectory(url).fetch(info)
+        assert bytes(blob.data) == content
+        assert asked == ["", "bytes=1000-", ""]
+    with breaking_server(other, broken=1, parts=True) as (url, asked):
+        with pytest.raises(RemoteProtocolError, match="is not what its name says"):
+            await WebDirectory(url).fetch(info)
+        assert asked == ["", "bytes=1000-", ""]
+
+
+async def test_a_server_that_breaks_off_each_time(data: Path) -> None:
+    info = read_manifest(data).slices[0]
+    content = slice_path(data, info).read_bytes()
+    with breaking_server(content, broken=9, parts=True) as (url, asked):
+        with pytest.raises(TransportError):
+            await WebDirectory(url).fetch(info)
+        assert asked == ["", "bytes=1000-", "bytes=2000-"]
+
+
 async def test_a_server_that_is_not_there(data: Path) -> None:
     with web_server(data.parent) as (url, _):
         pass
