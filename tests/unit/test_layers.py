@@ -202,6 +202,7 @@ HOUSE = (
     training(".data.epoch", frozenset()),
     training(".data.dealing", frozenset()),
     training(".data.manifest", frozenset()),
+    training(".data.evaluating", frozenset()),
     training(".data.slices", frozenset({"torch", "safetensors"})),
     # Goes to the network for what a run file names.
     training(".data.web", frozenset({"trio", "httpx2"})),

@@ -1,6 +1,7 @@
 """Data of a training run: slices and their manifest, and which member trains on which samples.
 
     manifest    what a data set consists of; pure
+    evaluating  which held-out samples are evaluated on; pure
     dealing     each sample of an epoch is used exactly once; pure, with `epoch` and `spans`
     slices      a data directory, and the tensors of a slice
     slice_file  the file of a slice as a blob

@@ -26,6 +26,7 @@ from neurogrid.training.checkpoints import (
     prune,
     read_checkpoint,
 )
+from neurogrid.training.data.evaluating import HeldOut, eval_figures, held_out_samples
 from neurogrid.training.data.manifest import Manifest
 from neurogrid.training.leading.data import LeaderSlices
 from neurogrid.training.leading.round_figures import RoundFigures
@@ -296,31 +297,31 @@ class Keeper:
             self._progress.warn(f"batch normalisation has no statistics of these weights: {exc}")
 
     async def _evaluate(self, job: _Job, weights: Tensor) -> None:
+        limit = self._run_at(int(job.figures["round"])).eval.samples
+        held_out = held_out_samples(self._manifest, limit)
         try:
-            ranges = await self._held_out(int(job.figures["round"]))
+            ranges = [await self._files(each) for each in held_out]
         except NeuroGridError as exc:
             self._progress.say(f"round {job.figures['round']} was not evaluated: {exc}")
             return
         try:
-            evaluation = await self._trainer.evaluate(ranges)
+            found = [await self._trainer.evaluate(each) for each in ranges]
         except (TrainerError, TrainerDiedError) as exc:
             self._progress.warn(f"round {job.figures['round']} was not evaluated: {exc}")
             await self._revive_trainer()
             self._trainer.weights.copy_(weights)
             return
-        job.figures["eval_loss"] = round(evaluation.loss, 6)
-        if evaluation.accuracy is not None:
-            job.figures["eval_accuracy"] = round(evaluation.accuracy, 6)
+        job.figures |= eval_figures(
+            [(each, e.loss, e.labels) for each, e in zip(held_out, found, strict=True)]
+        )
+        if found[0].accuracy is not None:  # of images, which are no mixture
+            job.figures["eval_accuracy"] = round(found[0].accuracy, 6)
 
-    async def _held_out(self, round_number: int) -> list[FileRange]:
-        left, ranges = self._run_at(round_number).eval.samples, []
-        for info in self._manifest.held_out:
-            if left <= 0:
-                break
-            path = await self._slices.fetch(info, _SLICE_TIMEOUT)
-            ranges.append(FileRange(path, 0, min(left, info.num_samples)))
-            left -= info.num_samples
-        return ranges
+    async def _files(self, held_out: HeldOut) -> list[FileRange]:
+        return [
+            FileRange(await self._slices.fetch(info, _SLICE_TIMEOUT), 0, num_samples)
+            for info, num_samples in held_out.samples
+        ]
 
     def _write_figures(self, figures: dict[str, float]) -> None:
         path = self._directory.metrics

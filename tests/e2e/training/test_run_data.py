@@ -6,12 +6,13 @@ import functools
 import http.server
 import shutil
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
+from neurogrid.training.data.manifest import SliceInfo
 from neurogrid.training.data.slices import read_manifest, slice_path
 from neurogrid.training.runs.audit import audit
 from neurogrid.training.runs.entries import JoinedEntry
@@ -36,10 +37,9 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return prepared_text(tmp_path_factory.mktemp("prepared") / "data")
 
 
-def damage(data: Path, *, every: int) -> None:
-    """Another byte in each slice of so many, and the same length."""
-    manifest = read_manifest(data)
-    for info in manifest.slices[::every]:
+def damage(data: Path, infos: Sequence[SliceInfo]) -> None:
+    """Another byte in each of these slices, and the same length."""
+    for info in infos:
         path = slice_path(data, info)
         content = bytearray(path.read_bytes())
         content[-3] ^= 1
@@ -78,7 +78,7 @@ def test_a_leader_without_slices_waits_for_nodes_and_one_of_them_is_killed(
     (tmp_path / "lone").mkdir()
     shutil.copy(prepared / "manifest.json", tmp_path / "lone")
     shutil.copytree(prepared, tmp_path / "damaged")
-    damage(tmp_path / "damaged", every=1)
+    damage(tmp_path / "damaged", read_manifest(prepared).slices)
     write_run_file(tmp_path, "lone", rounds=20)
     with start_leader(tmp_path, "--local-workers", "2") as leader:
         leader.wait_line("no node here has them: waiting for one")
@@ -112,7 +112,7 @@ def test_data_behind_a_web_server(prepared: Path, tmp_path: Path) -> None:
     """Slices that are damaged there are refused by what is in them, and come from a data node."""
     served = tmp_path / "served"
     shutil.copytree(prepared, served / "data")
-    damage(served / "data", every=4)
+    damage(served / "data", read_manifest(prepared).slices[::4])
     with web_server(served) as (url, asked):
         write_run_file(tmp_path, f"{url}/data", rounds=6, every=8)
         with (

@@ -35,6 +35,7 @@ from neurogrid.p2p.streams.message_forms import sender_of
 from neurogrid.p2p.transfer import Transfers
 from neurogrid.p2p.trust import WORKER
 from neurogrid.p2p.wire import MessageType, TensorMessage
+from neurogrid.training.data.evaluating import HeldOut, eval_figures, held_out_samples
 from neurogrid.training.data.manifest import Manifest
 from neurogrid.training.leading.chains.arranging import Arranger
 from neurogrid.training.leading.chains.chain import Chain, ChainBroken
@@ -617,37 +618,44 @@ class ChainLeader:
         is_evaluated = run.eval.every and self._manifest.held_out
         if is_evaluated and (is_last or round_ % run.eval.every == 0):
             with self._timeline.during("training.evaluate"):
-                loss = await self._evaluate(chain, round_, is_last=is_last)
-            if loss is not None:
-                self._keeper.told[round_]["eval_loss"] = round(loss, 6)
+                figures = await self._evaluate(chain, round_, is_last=is_last)
+            self._keeper.told[round_] |= figures
         await self._keeper.note(round_)
         chain.forget_before(step - 1)
         if is_last or round_ % run.checkpoints.every == 0:
             with self._timeline.during("training.checkpoint"):
                 await self._keeper.write_checkpoint(self._state, self._machine.state)
 
-    async def _evaluate(self, chain: Chain, step: int, *, is_last: bool) -> float | None:
-        """The mean loss of the held-out samples; None where they are not to be had."""
-        left, total, labels = self._run_at(step).eval.samples, 0.0, 0
-        at_once = self._machine.rules.batch_samples
+    async def _evaluate(self, chain: Chain, step: int, *, is_last: bool) -> Mapping[str, float]:
+        """The mean losses of the held-out samples, as figures; none where they are not to be had."""
+        found = []
         try:
-            for info in self._manifest.held_out:
-                path = await self._slices.fetch(info, _SLICE_TIMEOUT)
-                count = min(left, info.num_samples)
-                for start in range(0, count, at_once):
-                    part = FileRange(path, start, min(start + at_once, count))
-                    batch = await trio.to_thread.run_sync(self._reader.read, [part])
-                    await self._compute(chain, step, batch, is_evaluation=True)
-                    total += loss_of(chain, step)
-                    labels += batch.num_labels
-                left -= count
+            for each in held_out_samples(self._manifest, self._run_at(step).eval.samples):
+                total, labels = await self._sum_losses(chain, step, each)
+                if not labels or not math.isfinite(total):
+                    return {}
+                found.append((each, total / labels, labels))
         except ChainBroken:
             if not is_last:
                 raise
             # Its state is kept; nobody is to begin anew for a figure.
             self._progress.warn("the last step was not evaluated: a stage was lost")
-            return None
-        return total / labels if labels and math.isfinite(total) else None
+            return {}
+        return eval_figures(found)
+
+    async def _sum_losses(self, chain: Chain, step: int, held_out: HeldOut) -> tuple[float, int]:
+        """The losses of all labels together, and how many labels these are."""
+        total, labels = 0.0, 0
+        at_once = self._machine.rules.batch_samples
+        for info, count in held_out.samples:
+            path = await self._slices.fetch(info, _SLICE_TIMEOUT)
+            for start in range(0, count, at_once):
+                part = FileRange(path, start, min(start + at_once, count))
+                batch = await trio.to_thread.run_sync(self._reader.read, [part])
+                await self._compute(chain, step, batch, is_evaluation=True)
+                total += loss_of(chain, step)
+                labels += batch.num_labels
+        return total, labels
 
     async def _read(self, ranges: Sequence[SampleRange]) -> Batch:
         files = await self._files(ranges)

@@ -511,12 +511,11 @@ class ReplicasLeader(ChainLeader):
         is_due = run.eval.every and (is_last or number % run.eval.every == 0)
         for replica in list(self._replicas.values()) if is_due and self._manifest.held_out else ():
             try:
-                loss = await self._evaluate(replica.chain, self._step, is_last=is_last)
+                figures = await self._evaluate(replica.chain, self._step, is_last=is_last)
             except ChainBroken as exc:
                 self._lose(replica, str(exc))
                 continue
-            if loss is not None:
-                self._keeper.told[number]["eval_loss"] = round(loss, 6)
+            self._keeper.told[number] |= figures
             break
         await self._keeper.note(number)
 
