@@ -23,12 +23,12 @@ EXAMPLE = ROOT / "examples" / "run.toml"
 REFERENCE = ROOT / "docs" / "reference" / "run-file.md"
 
 
-@pytest.mark.parametrize("name", ["run", "stages", "adapter", "replicas", "witnessed"])
+@pytest.mark.parametrize("name", ["run", "mixture", "stages", "adapter", "replicas"])
 def test_the_examples_train_on_what_is_in_a_clone(name: str) -> None:
     run = parse_run_file((ROOT / "examples" / f"{name}.toml").read_text())
-    assert (ROOT / run.data.path).is_dir()
-    assert run.is_chain == (name not in ("run", "witnessed"))
-    assert run.is_witnessed == (name == "witnessed")
+    assert run.data.places
+    assert all((ROOT / place).is_dir() for place in run.data.places)
+    assert run.is_chain == (name not in ("run", "mixture"))
 
 
 def test_the_example_is_one_that_check_takes() -> None:

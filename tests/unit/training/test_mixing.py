@@ -14,11 +14,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from neurogrid.errors import ConfigurationError
+from neurogrid.model.embedded import embedded_model_path
 from neurogrid.training.data.dealing import Dealer
 from neurogrid.training.data.manifest import Manifest, SliceInfo
 from neurogrid.training.data.preparing import prepare
 from neurogrid.training.data.preparing.mixing import mixed_sizes
 from neurogrid.training.data.slices import open_slice, read_manifest, slice_path
+from neurogrid.training.runs.run_file import parse_run_file
+
+ROOT = Path(__file__).parents[3]
 
 LENGTH = 8
 
@@ -217,6 +221,24 @@ def test_data_directories_text_and_ids_are_mixed(tmp_path: Path) -> None:
         )
     ]
     assert theirs[0] == theirs[1]
+
+
+def test_the_example_is_mixed(tmp_path: Path) -> None:
+    """With the tokenizer of the model that it names."""
+    data = parse_run_file((ROOT / "examples" / "mixture.toml").read_text()).data
+    manifest = prepare(
+        [ROOT / place for place in data.places],
+        tmp_path / "data",
+        tokenizer=embedded_model_path(),
+        weights=[part.weight for part in data.mixture],
+        repeat=data.repeat,
+    )
+    docs, examples = manifest.parts
+    assert (docs.name, examples.name) == ("docs", "examples")
+    assert abs(docs.num_samples - 3 * examples.num_samples) <= 3
+    assert examples.num_samples == 2 * examples.num_distinct
+    assert docs.num_held_out
+    assert examples.num_held_out
 
 
 def test_sources_that_do_not_go_together_are_refused(tmp_path: Path, sources: list[Path]) -> None:
