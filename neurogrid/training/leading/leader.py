@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from functools import partial
@@ -46,7 +46,7 @@ from neurogrid.training.leading.hiring import HEARTBEAT, Hiring, LackingError, b
 from neurogrid.training.leading.keeper import Keeper
 from neurogrid.training.leading.look import LeaderLook, PeerLook
 from neurogrid.training.leading.settings import LeaderProgress
-from neurogrid.training.leading.sources import Sources
+from neurogrid.training.leading.sources import Holder, Sources
 from neurogrid.training.leading.waiting import watch_members
 from neurogrid.training.runs.changes import run_at
 from neurogrid.training.runs.machine import Outcome as Decision
@@ -167,7 +167,7 @@ class Leader:
         self._host, self._exchange, self._facts = host, exchange, facts
         self._machine, self._state, self._keeper = machine, state, keeper
         self._sources, self._changes, self._total_steps = sources, changes, total_steps
-        sources.own_slices = self._own_slices
+        sources.holders = self._holders
         self._progress, self._wait = progress, wait
         self._resume_at, self._saved = resume_at, dict(saved or {})
         self._is_anew = is_anew
@@ -652,7 +652,7 @@ class Leader:
             self._keeper.figures.heard(occupant, report.loss_sum, report.num_tokens)
             is_new = seat is None or seat.occupant != occupant
             if report.held and is_new:
-                self._sources.note_change()
+                self._sources.look()
             # Nobody is dealt what nobody has.
             if is_new and self._sources.is_complete():
                 if peer.seat is None:
@@ -667,17 +667,16 @@ class Leader:
         self._write()
         self._changed.set()
 
-    def _own_slices(self) -> dict[str, Collection[int]]:
-        """What members that are here have on their own disks: as the journal says, or as they say before they sit."""
-        found: dict[str, Collection[int]] = {}
+    def _holders(self) -> dict[str, Holder]:
+        """Members that are here and have slices themselves: as the journal says, or as they say before they sit."""
+        found = {}
         for peer_id, peer in self._peers.items():
-            if not self._host.is_connected(peer_id):
+            report, seat = peer.report, self._machine.state.seat_of(peer_id)
+            if report is None or not self._host.is_connected(peer_id):
                 continue
-            seat = self._machine.state.seat_of(peer_id)
-            if seat is not None and (numbers := self._machine.state.holds.get(seat.number)):
-                found[peer_id] = numbers
-            elif peer.report is not None and peer.report.held:
-                found[peer_id] = peer.report.held
+            held = self._machine.state.holds.get(seat.number, ()) if seat is not None else ()
+            if numbers := held or report.held:
+                found[peer_id] = Holder(numbers, report.group_addresses)
         return found
 
     def _refusals(self) -> list[str]:
@@ -740,6 +739,7 @@ class Leader:
         while True:
             if self._changes.take():
                 self._write()
+            self._sources.look()
             await trio.sleep(HEARTBEAT)
 
     # Orders
@@ -779,7 +779,9 @@ class Leader:
             number=peer.num_orders,
             incarnation=occupant.incarnation,
             works=works[:4],
-            sources=self._sources.addresses,
+            sources=self._sources.addresses_for(
+                occupant.peer, {each.slice for work in works for each in work.ranges}
+            ),
             # Not before the last outcome is here: members are who has it.
             ends=self._is_over,
         )

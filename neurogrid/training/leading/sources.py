@@ -7,7 +7,8 @@ Source: protocol_spec/training/runs.md, "Hold".
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Final
 
@@ -23,7 +24,7 @@ from neurogrid.training.data.manifest import Manifest, SliceInfo
 from neurogrid.training.leading.settings import LeaderProgress
 from neurogrid.training.wire.runs import MAX_RUN_SOURCES, Held, Hold, RunMessage
 
-__all__ = ["Sources"]
+__all__ = ["Holder", "Sources"]
 
 logger = logging.getLogger(__name__)
 
@@ -31,8 +32,21 @@ logger = logging.getLogger(__name__)
 _MAX_NODES: Final = MAX_RUN_SOURCES
 
 
-OwnSlices = Callable[[], Mapping[str, Collection[int]]]
-"""Gives the slices that members which are here have on their own disks: by peer id, their numbers."""
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """A member with slices on its own disk.
+
+    Attributes:
+        slices: their numbers.
+        addresses: multiaddrs at which members can dial it.
+    """
+
+    slices: Collection[int]
+    addresses: Sequence[str] = ()
+
+
+Holders = Callable[[], Mapping[str, Holder]]
+"""Gives the members with slices of their own that are here, by peer id."""
 
 
 class Sources:
@@ -48,7 +62,7 @@ class Sources:
         progress: is told when slices are waited for.
 
     Attributes:
-        own_slices: gives what members have themselves.
+        holders: gives the members that have slices themselves.
     """
 
     def __init__(
@@ -64,7 +78,8 @@ class Sources:
         self._run_id, self._manifest_id, self._progress = run_id, manifest_id, progress
         self._nodes: dict[str, Hold] = {}
         self._changed = RenewedEvent()
-        self.own_slices: OwnSlices = dict
+        self.holders: Holders = dict
+        self._was_complete = False
         ids = {info.blob_id for info in missing}
         self._numbers = {info.blob_id: number for number, info in enumerate(manifest.slices)}
         # Nobody says which held-out slices are there: those with all others have them, too.
@@ -96,10 +111,24 @@ class Sources:
 
     def peers_with(self, blob_id: bytes) -> tuple[str, ...]:
         """The peer ids of those that may have a slice: nodes, members that do, and members that have others."""
-        own = self.own_slices()
+        holders = self.holders()
         number = self._numbers.get(blob_id, -1)
-        members = sorted(own, key=lambda peer_id: (number not in own[peer_id], peer_id))
+        members = sorted(holders, key=lambda each: (number not in holders[each].slices, each))
         return (*self._nodes, *members)
+
+    def addresses_for(self, peer_id: str, numbers: Collection[int]) -> tuple[str, ...]:
+        """Where a member can dial who has what it needs: nodes, and members with slices that the leader lacks."""
+        lacking = self._needed.intersection(numbers)
+        if not lacking:
+            return self.addresses
+        holders = [
+            holder
+            for each, holder in self.holders().items()
+            if each != peer_id and not lacking.isdisjoint(holder.slices)
+        ]
+        turns = zip_longest(*(holder.addresses for holder in holders))
+        others = [each for turn in turns for each in turn if each]
+        return tuple(dict.fromkeys((*self.addresses, *others)))[:MAX_RUN_SOURCES]
 
     def is_complete(self) -> bool:
         """Whether the leader, nodes or members have all slices."""
@@ -107,12 +136,17 @@ class Sources:
         if most >= self._num_needed:
             return True
         left = {number for number in self._needed if number >= most}
-        for numbers in self.own_slices().values():
-            left.difference_update(numbers)
+        for holder in self.holders().values():
+            left.difference_update(holder.slices)
         return not left
 
-    def note_change(self) -> None:
-        """Members have other slices than before."""
+    def look(self) -> None:
+        """See what members have now, and say so where what only one had is gone."""
+        was_complete, self._was_complete = self._was_complete, self.is_complete()
+        if was_complete and not self._was_complete:
+            self._progress.say(
+                f"a member that had slices of its own is gone; {self._lack}: members wait until one comes"
+            )
         self._changed.set()
 
     async def wait(self, timeout: float) -> None:
@@ -165,7 +199,8 @@ class Sources:
         if self._nodes.pop(peer_id, None) is None:
             return
         logger.info("the data node %s is gone: %s", peer_id, reason)
-        left = "" if self.is_complete() else f"; {self._lack}: members wait until one comes"
+        self._was_complete = self.is_complete()
+        left = "" if self._was_complete else f"; {self._lack}: members wait until one comes"
         self._progress.say(f"a data node is gone{left}")
         self._changed.set()
 

@@ -136,7 +136,7 @@ def test_data_behind_a_web_server(prepared: Path, tmp_path: Path) -> None:
 
 def test_members_have_the_data_themselves(tmp_path: Path) -> None:
     """The leader has the manifest, and each of two workers a half: they train on what they have. One slice of the first
-    is damaged, and comes from the second, by way of the leader."""
+    is damaged, and comes from the second. What they need of each other does not go by way of the leader."""
     data = prepared_text(tmp_path / "data", slice_samples=8)
     manifest = read_manifest(data)
     (tmp_path / "lone").mkdir()
@@ -172,11 +172,11 @@ def test_members_have_the_data_themselves(tmp_path: Path) -> None:
         for number in range(start, stop)
     }
     assert held == set(numbers)
-    # Most is trained on by who has it; at the end of an epoch one may help the other.
-    relayed = {file.stem for file in (tmp_path / "run" / ".slices").glob("*.blob")}
-    relayed -= {info.blob_id.hex() for info in manifest.held_out}
-    assert manifest.slices[damaged].blob_id.hex() in relayed
-    assert len(relayed) < len(numbers) // 2
+    # It has fetched what it evaluates with; but for a member that could not be dialled for a moment, nothing else.
+    fetched = {file.stem for file in (tmp_path / "run" / ".slices").glob("*.blob")}
+    held_out = {info.blob_id.hex() for info in manifest.held_out}
+    assert fetched & held_out
+    assert len(fetched - held_out) < len(numbers) // 4
 
 
 def test_data_that_are_not_there(tmp_path: Path) -> None:

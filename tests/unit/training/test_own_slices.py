@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,7 +20,7 @@ from neurogrid.training.data.own_slices import OwnSlices
 from neurogrid.training.data.preparing import prepare
 from neurogrid.training.data.slices import read_manifest, slice_path
 from neurogrid.training.leading.progress import QuietProgress
-from neurogrid.training.leading.sources import Sources
+from neurogrid.training.leading.sources import Holder, Sources
 from neurogrid.training.wire.runs import run_table
 from tests.unit.training.test_slice_blobs import TIMEOUT, chunks_sent, damage, nodes
 
@@ -126,6 +127,11 @@ async def test_slices_of_other_data_are_no_slices(data: Path, tmp_path: Path) ->
     assert await own.look_for(manifest) == tuple(range(len(manifest.slices)))
     own = OwnSlices([tmp_path / "other"])
     assert await own.look_for(manifest) == ()
+    # Whoever has the same files makes the same slices, and need not copy any.
+    options: dict[str, Any] = {"vocab_size": 900, "sequence_length": 64, "held_out": 0.06}
+    prepare(tmp_path / "ids.bin", tmp_path / "same", **options)
+    own = OwnSlices([tmp_path / "same"])
+    assert await own.look_for(manifest) == tuple(range(len(manifest.slices)))
     with pytest.raises(ConfigurationError, match="nowhere: there is no such directory with data"):
         OwnSlices([tmp_path / "nowhere"])
 
@@ -133,6 +139,9 @@ async def test_slices_of_other_data_are_no_slices(data: Path, tmp_path: Path) ->
 async def test_a_leader_knows_when_members_have_what_it_lacks(data: Path) -> None:
     manifest: Manifest = read_manifest(data)
     lacking = (*manifest.slices[3:6], *manifest.held_out)
+    said: list[str] = []
+    progress = QuietProgress()
+    progress.say = said.append  # type: ignore[method-assign]
 
     def sources(exchange: Exchange, *missing: int) -> Sources:
         infos = tuple(manifest.slices[number] for number in missing)
@@ -142,20 +151,35 @@ async def test_a_leader_knows_when_members_have_what_it_lacks(data: Path) -> Non
         async with open_memory_network() as network, network.open_host() as host:
             found = sources(Exchange(host, run_table()), 3, 4, 5)
             assert not found.is_complete()
-            found.own_slices = lambda: {"a": (3, 9), "b": frozenset({5})}
+            found.holders = lambda: {"a": Holder((3, 9)), "b": Holder(frozenset({5}))}
             assert not found.is_complete()
-            found.own_slices = lambda: {"a": (3, 4, 9), "b": frozenset({5})}
+            found.holders = lambda: {
+                "a": Holder((3, 4, 9), ("at a", "also a")),
+                "b": Holder(frozenset({5}), ("at b",)),
+            }
             assert found.is_complete()
             # Who has it comes first; who has others may have what is held out.
             assert found.peers_with(manifest.slices[5].blob_id) == ("b", "a")
             assert found.peers_with(manifest.slices[4].blob_id) == ("a", "b")
             assert set(found.peers_with(manifest.held_out[0].blob_id)) == {"a", "b"}
+            # Members are told of those that have what they need, and the leader has not.
+            assert found.addresses_for("c", {1, 9}) == ()
+            assert found.addresses_for("c", {1, 4}) == ("at a", "also a")
+            assert found.addresses_for("c", {4, 5}) == ("at a", "at b", "also a")
+            assert found.addresses_for("a", {4, 5}) == ("at b",)
         async with open_memory_network() as network, network.open_host() as host:
             whole = Sources(
                 Exchange(host, run_table()),
-                *(bytes(16), manifest, bytes(32), lacking, "data", QuietProgress()),
+                *(bytes(16), manifest, bytes(32), lacking, "data", progress),
             )
-            whole.own_slices = lambda: {"a": tuple(range(3, 6))}
+            whole.holders = lambda: {"a": Holder(range(3, 6))}
             assert not whole.is_complete()
-            whole.own_slices = lambda: {"a": tuple(range(len(manifest.slices)))}
+            whole.holders = lambda: {"a": Holder(range(len(manifest.slices)))}
             assert whole.is_complete()
+            whole.look()
+            assert not said
+            whole.holders = dict
+            whole.look()
+            whole.look()
+            assert len(said) == 1
+            assert said[0].startswith("a member that had slices of its own is gone; 4 of 17 slices")
