@@ -107,6 +107,8 @@ def test_what_cannot_be_done_however_long_one_waits(args: list[str], says: str) 
     ("args", "says"),
     [
         (["--wait-for-assignment"], "--wait-for-assignment needs --model"),
+        (["--serve", "--data", "."], "--data is for training runs: leave out --serve, or give"),
+        (["--data", "/nonexistent"], "--data /nonexistent: there is no such directory"),
         (["--bootstrap", "here"], "--bootstrap: 'here' is not a multiaddr: expected /ip4/"),
         (["--memory-limit", "much"], "--memory-limit: 'much' is no size: try 8GiB"),
         (["--memory-limit", "1e30"], "--memory-limit: 1e30 is not .*below 2.63 bytes"),

@@ -99,11 +99,6 @@ class Sources:
         self._exchange = exchange
 
     @property
-    def peers(self) -> tuple[str, ...]:
-        """The peer ids of the nodes that are here."""
-        return tuple(self._nodes)
-
-    @property
     def addresses(self) -> tuple[str, ...]:
         """Where members can dial them: at most as many as an order may name, and of each node some."""
         turns = zip_longest(*(hold.addresses for hold in self._nodes.values()))
