@@ -234,6 +234,8 @@ def test_a_run_in_lines(capsys: pytest.CaptureFixture[str]) -> None:
         "round 2, step 40, loss 3.5000, 12,345 tokens, 2 members",
     ]
     assert told({"eval_loss": 1.25}) == "held-out loss 1.2500"
+    mixture = {"eval_loss": 1.5, "eval_loss/web": 1, "eval_loss/code": 2}
+    assert told(mixture) == "held-out loss 1.5000 (web 1.0000, code 2.0000)"
     chain = {"round": 2, "step": 2, "loss": 3.5, "tokens": 512, "members": 1, "stages": 2}
     assert told(chain) == "step 2, loss 3.5000, 512 tokens, 2 stages"
     assert told({**chain, "stages": 1}) == "step 2, loss 3.5000, 512 tokens, 1 stage"

@@ -22,6 +22,7 @@ from neurogrid.cli.commands.train_files import (
     add_prepare_options,
     add_status_options,
     export,
+    held_out_told,
     prepare,
     status,
 )
@@ -358,7 +359,7 @@ def told(figures: Mapping[str, float]) -> str:
         f"round {figures['round']:g}" if "round" in figures and not is_chain else "",
         f"step {figures['step']:g}" if "step" in figures else "",
         f"loss {figures['loss']:.4f}" if "loss" in figures else "",
-        f"held-out loss {figures['eval_loss']:.4f}" if "eval_loss" in figures else "",
+        f"held-out loss {held_out_told(figures)}" if "eval_loss" in figures else "",
         f"{figures['tokens']:,.0f} tokens" if "tokens" in figures else "",
         f"{figures['replicas']:g} replica{'' if figures['replicas'] == 1 else 's'}"
         if has_replicas

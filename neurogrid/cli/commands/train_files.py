@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -33,12 +33,15 @@ __all__ = [
     "add_prepare_options",
     "add_status_options",
     "export",
+    "held_out_told",
     "prepare",
     "status",
 ]
 
 # Lines of metrics over which the speed is told.
 _NUM_TIMED: Final = 20
+# In front of the name of a part of a mixture, in the name of its figure.
+_OF_PART: Final = "eval_loss/"
 _RUN_SYNC: Any = trio.to_thread.run_sync  # its stubs lack `abandon_on_cancel`
 
 
@@ -291,7 +294,7 @@ def _rows(directory: RunDirectory, *, now: float) -> Iterator[tuple[str, str]]:
     held_out = [each for each in lines if "eval_loss" in each]
     if held_out:
         at = f" at step {held_out[-1]['step']:g}" if "step" in held_out[-1] else ""
-        yield "held out", f"{held_out[-1]['eval_loss']:.4f}{at}"
+        yield "held out", f"{held_out_told(held_out[-1])}{at}"
     if "replicas" in last:
         yield "replicas", _counted(last, "replicas")
     yield (
@@ -346,6 +349,17 @@ def _changed(directory: RunDirectory, run: RunFile, changes: Changes) -> Iterato
         return
     if wanted:
         yield "wanted", ", ".join(f"{key} = {value}" for key, value in wanted)
+
+
+def held_out_told(figures: Mapping[str, float]) -> str:
+    """The loss on held-out samples, and that of each part of a mixture."""
+    parts = [
+        f"{name.removeprefix(_OF_PART)} {loss:.4f}"
+        for name, loss in figures.items()
+        if name.startswith(_OF_PART)
+    ]
+    whole = f"{figures['eval_loss']:.4f}"
+    return f"{whole} ({', '.join(parts)})" if parts else whole
 
 
 def _stages(figures: Figures) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 from collections.abc import Mapping
@@ -72,6 +73,7 @@ def test_a_mixture_that_the_run_file_names(tokens: Path) -> None:
     assert "61 ids at the end of 2 files are left out: a sample has 32" in leader.log
     assert "web: 270 samples of 360, of " in leader.log
     assert "code.bin: 90 samples of 360, which are 45, each 2 times" in leader.log
+    assert re.search(r"held-out loss [\d.]+ \(web [\d.]+, code\.bin [\d.]+\), ", leader.log)
     check_parts(read_manifest(tokens / "run" / "data"))
     found = figures_of(tokens)
     assert len(found) == 2
