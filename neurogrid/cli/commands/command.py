@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from types import ModuleType
 
-from neurogrid.cli.commands import coordinator, download, train, worker
+from neurogrid.cli.commands import coordinator, download, identity, train, worker
 
 __all__ = ["Command"]
 
@@ -42,6 +42,7 @@ class Command:
 
     @property
     def carrier(self) -> ModuleType:
-        """The module that carries it out: a coordinator, a worker, or neither."""
+        """The module that carries it out: a coordinator, a worker, or neither of them."""
         word = self.name.partition(" ")[0]
-        return {"join": worker, "download": download, "train": train}.get(word, coordinator)
+        others = {"join": worker, "download": download, "identity": identity, "train": train}
+        return others.get(word, coordinator)

@@ -8,9 +8,10 @@
     neurogrid ticket DIR            with --cluster DIR --ticket
     neurogrid join [TICKET]         a worker with --join
     neurogrid download NAME         fetches a model, and no more
+    neurogrid identity [DIR]        shows who this peer is
     neurogrid train RUN.toml        leads a training run (`train_words`)
 
-Each but the last two has the options of `neurogrid-coordinator` or `neurogrid-worker` that mean something to it, from
+Each but the last three has the options of `neurogrid-coordinator` or `neurogrid-worker` that mean something to it, from
 the same functions, and is carried out by the same code. What is different: without any option that names others, or
 lets them in, a coordinator computes alone on this machine.
 """
@@ -24,7 +25,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, NoReturn
 
-from neurogrid.cli.commands import coordinator, download, worker
+from neurogrid.cli.commands import coordinator, download, identity, worker
 from neurogrid.cli.commands.cluster import add_ticket_options
 from neurogrid.cli.commands.command import Command
 from neurogrid.cli.commands.coordinator_options import (
@@ -130,6 +131,17 @@ def _add_download(parser: argparse.ArgumentParser) -> None:
     download.add_download_options(parser)
 
 
+def _add_identity(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "directory",
+        nargs="?",
+        type=Path,
+        metavar="DIR",
+        help="what --cluster names to a worker or a coordinator, or the directory of a training run that is led here",
+    )
+    identity.add_identity_options(parser)
+
+
 def _add_ticket(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "directory",
@@ -232,6 +244,21 @@ COMMANDS: Final = (
         ),
         _add_ticket,
         {"ticket": True},
+    ),
+    Command(
+        "identity",
+        "[DIR]",
+        "who this peer is, and what it is a member of",
+        "Print the peer id, the fingerprint and the file of this peer's key, and which cluster it is a member of, in "
+        "which role and until when. The key itself is never printed.",
+        (),
+        (
+            ("identity ~/member", "of the worker that joins with --cluster ~/member"),
+            ("identity runs/run --json", "of the leader of a training run, for a program"),
+            ("identity ~/member --new", "make the key before the worker runs the first time"),
+        ),
+        _add_identity,
+        {},
     ),
     Command(
         "plan",

@@ -28,6 +28,7 @@ from neurogrid.p2p.trust.messages import TRUST_PROTOCOL
 from neurogrid.p2p.trust.names import ANY_ROLE, COORDINATOR, WORKER
 from neurogrid.p2p.trust.refusal import SILENCE, NotAdmittedError, Refusal, RefusedError
 from neurogrid.p2p.trust.revocation import RevocationList
+from neurogrid.p2p.trust.standing import Standing, StandingState, standing_of
 from neurogrid.p2p.trust.ticket import Ticket, read_ticket
 from neurogrid.p2p.trust.whereabouts import Whereabouts
 
@@ -36,6 +37,9 @@ __all__ = [
     "Cluster",
     "DirectoryInUseError",
     "Membership",
+    "Standing",
+    "StandingState",
+    "standing_of",
     "Certificate",
     "RevocationList",
     "JoinToken",
