@@ -275,6 +275,7 @@ HOUSE = (
     training(".runs.changes", frozenset()),
     training(".runs.alarms", frozenset()),
     training(".runs.learning", frozenset()),
+    training(".runs.tracker", frozenset()),
     # A file on the disk.
     training(".runs.journal", frozenset({"cryptography"})),
     training(".runs.state", frozenset()),

@@ -5,6 +5,7 @@
     /v1/training/journal       the last entries of its journal
     /v1/training/checkpoints   what was written
     /v1/training/verify        whether it learns
+    /v1/training/global        where its figures go, who has the same weights, what members are worth
 
 Everything is read: nothing here changes the run.
 """
@@ -23,8 +24,9 @@ from neurogrid.server.errors import APIError
 from neurogrid.server.openapi import Paths, json_answer, operation
 from neurogrid.training.leading.board import MAX_FIGURES, RunBoard
 from neurogrid.training.leading.status import RunStatus
+from neurogrid.training.runs.tracker import CONFIDENCE
 
-__all__ = ["TRAINING_PATHS", "training_routes", "training_status"]
+__all__ = ["TRAINING_PATHS", "training_global", "training_routes", "training_status"]
 
 MAX_JOURNAL: Final = 1000
 """Entries of the journal in one answer."""
@@ -81,6 +83,54 @@ _CHECKPOINTS: Final = {
     "type": "object",
     "required": ["checkpoints"],
     "properties": {"checkpoints": _LINES},
+}
+_MOVING: Final = {
+    "type": "object",
+    "required": ["latest", "short", "long", "trend"],
+    "properties": {
+        "latest": _NUMBER,
+        "short": {**_NUMBER, "description": "A moving mean over some rounds."},
+        "long": {**_NUMBER, "description": "A moving mean over many rounds."},
+        "trend": {
+            "type": "object",
+            "required": ["direction", "num", "change", "low", "high"],
+            "properties": {
+                "direction": {"enum": ["unknown", "falling", "flat", "rising", "unclear"]},
+                "num": {"type": "integer", "description": "Figures that it was taken of."},
+                "change": {**_NUMBER, "description": "From the first of these to the last."},
+                "low": {**_NUMBER, "description": "It is above this, with the confidence."},
+                "high": {**_NUMBER, "description": "It is below this, with the confidence."},
+            },
+        },
+    },
+}
+_GLOBAL: Final = {
+    "type": "object",
+    "required": ["round", "loss", "tokens_per_second", "gradient_norm", "agreement", "members"],
+    "properties": {
+        "round": {"type": "integer", "minimum": 0},
+        "step": {"type": "integer", "minimum": 0},
+        "tokens": {"type": "integer", "minimum": 0},
+        "training_verified": {"type": "boolean"},
+        "reason": {"type": "string"},
+        "sync_success_rate": _NUMBER,
+        "confidence": {"type": "number", "description": "Of the trends, 0 to 1."},
+        "loss": _MOVING,
+        "eval_loss": _MOVING,
+        "tokens_per_second": _MOVING,
+        "gradient_norm": _MOVING,
+        "agreement": {
+            "type": "object",
+            "required": ["rate", "num_members", "differing"],
+            "properties": {
+                "rate": {**_NUMBER, "description": "Of members after the same round."},
+                "num_members": {"type": "integer"},
+                "differing": _LINES,
+            },
+        },
+        "members": _LINES,
+        "num_shares": {"type": "integer", "description": "Rounds that a worth is of."},
+    },
 }
 _VERIFY: Final = {
     "type": "object",
@@ -142,6 +192,13 @@ TRAINING_PATHS: Paths = {
             json_answer(_VERIFY),
         )
     },
+    "/v1/training/global": {
+        "get": operation(
+            "The run in one look: moving means and trends of loss, rate and gradient norms, members with other weights "
+            "and since when, and what each member is worth.",
+            json_answer(_GLOBAL),
+        )
+    },
 }
 
 
@@ -173,12 +230,16 @@ def training_routes(board: RunBoard) -> list[BaseRoute]:
         assert isinstance(learning, dict)
         return JSONResponse({**learning, "alarms": to_json(list(board.status().alarms))})
 
+    async def as_a_whole(request: Request) -> JSONResponse:
+        return JSONResponse(training_global(board))
+
     return [
         Route("/v1/training/status", status),
         Route("/v1/training/metrics", metrics),
         Route("/v1/training/journal", journal),
         Route("/v1/training/checkpoints", checkpoints),
         Route("/v1/training/verify", verify),
+        Route("/v1/training/global", as_a_whole),
     ]
 
 
@@ -187,6 +248,25 @@ def training_status(status: RunStatus) -> dict[str, Json]:
     document = _finite(to_json(status))
     assert isinstance(document, dict)
     return document
+
+
+def training_global(board: RunBoard) -> dict[str, Json]:
+    """Make the answer of `/v1/training/global`: as `TrackedRun` describes it, with how far the run is."""
+    status, tracked = board.status(), board.tracked()
+    document = _finite(to_json(tracked))
+    assert isinstance(document, dict)
+    del document["learning"]
+    learning = tracked.learning
+    return {
+        "round": status.round,
+        "step": status.step,
+        "tokens": status.tokens,
+        "training_verified": learning.training_verified,
+        "reason": learning.reason,
+        "sync_success_rate": learning.sync_success_rate,
+        "confidence": CONFIDENCE,
+        **document,
+    }
 
 
 def _finite(value: Json) -> Json:

@@ -59,6 +59,7 @@ from neurogrid.training.runs.learning import Learning, judge_learning
 from neurogrid.training.runs.run_directory import Figures
 from neurogrid.training.runs.run_file import RunFile
 from neurogrid.training.runs.state import Phase, RunState
+from neurogrid.training.runs.tracker import MemberShare, TrackedRun, TrackerMember, track
 from neurogrid.training.wire.runs import Report
 
 __all__ = ["RoundStatistics", "RunBoard"]
@@ -267,6 +268,31 @@ class RunBoard(QuietProgress):
             num_late=sum(len(each.late) for each in self._rounds),
         )
 
+    def tracked(self) -> TrackedRun:
+        """Look at the run as a whole: where its figures go, who agrees, what members are worth."""
+        look = self._seen()
+        differing = look.differing if look is not None else {}
+        held = look.state.seats if look is not None else {}
+        members = [
+            TrackerMember(
+                each.peer_id,
+                each.name,
+                each.seat,
+                each.round,
+                each.num_rounds,
+                each.num_late,
+                held[each.seat].num_samples if each.seat in held else 0,
+                each.cosine,
+                differing.get(each.peer_id),
+            )
+            for each in self._members(look)
+        ]
+        shares = [
+            MemberShare(each.round, each.seat_samples) for each in list(self._rounds)[-NUM_ROUNDS:]
+        ]
+        lines = self._figures[-_NUM_JUDGED:]
+        return track(lines, tuple(self._known_losses), shares, members, self.learning())
+
     # The journal
 
     def _record(self, recorded: Recorded, *, is_new: bool) -> None:
@@ -333,12 +359,14 @@ class RunBoard(QuietProgress):
         late = [
             number for number, seat in self._seats.items() if seat.works and not in_time.get(number)
         ]
+        seat_samples = dict.fromkeys(late, 0)
         for number, num_works in in_time.items():
             seat = self._seats.get(number)
             if seat is None:
                 continue
-            for _ in range(min(num_works, len(seat.works))):
-                seat.works.popleft()
+            done = [seat.works.popleft() for _ in range(min(num_works, len(seat.works)))]
+            if num_works:
+                seat_samples[number] = sum(done)
             if num_works:
                 seat.num_rounds, seat.late_in_a_row = seat.num_rounds + 1, 0
         for number in late:
@@ -364,6 +392,7 @@ class RunBoard(QuietProgress):
                 digest=entry.digest.hex(),
                 figures={},
                 sent_bytes=sent,
+                seat_samples=seat_samples,
             )
         )
         self._last_at = at

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Final
 
 from neurogrid.training.runs.state import Occupant
@@ -20,6 +20,7 @@ class WeightDigests:
         self._own: dict[int, bytes] = {}
         self._told: dict[Occupant, tuple[int, bytes]] = {}
         self._compared: dict[Occupant, int] = {}
+        self._since: dict[Occupant, int] = {}
         self._equal = self._other = 0
 
     def own(self, round_number: int, digest: bytes) -> list[Occupant]:
@@ -39,6 +40,12 @@ class WeightDigests:
         for member in [member for member in self._told if member not in members]:
             del self._told[member]
             self._compared.pop(member, None)
+            self._since.pop(member, None)
+
+    @property
+    def differing(self) -> Mapping[Occupant, int]:
+        """Members that have told other weights than the leader's, and not the leader's since: from which round on."""
+        return dict(self._since)
 
     def take(self) -> tuple[int, int]:
         """How many were the same, and how many not, since the last call."""
@@ -52,6 +59,10 @@ class WeightDigests:
         if own is None or self._compared.get(member) == round_number:
             return False
         self._compared[member] = round_number
+        if own == digest:
+            self._since.pop(member, None)
+        else:
+            self._since.setdefault(member, round_number)
         self._equal += own == digest
         self._other += own != digest
         return own != digest

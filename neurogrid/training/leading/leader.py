@@ -236,6 +236,7 @@ class Leader:
             applied=self._state.round,
             digest=self._digest,
             sent_bytes=counters.total(Direction.SENT).num_bytes,
+            differing={member.peer: since for member, since in self._digests.differing.items()},
         )
 
     # The run
@@ -649,12 +650,10 @@ class Leader:
         if occupant in self._members:
             if report.digest and self._digests.told(occupant, report.round, report.digest):
                 self._warn_of_digest(peer_id, report.round)
-            self._keeper.figures.heard(occupant, report.loss_sum, report.num_tokens)
-            is_new = seat is None or seat.occupant != occupant
-            if report.held and is_new:
-                self._sources.look()
-            # Nobody is dealt what nobody has.
-            if is_new and self._sources.is_complete():
+            self._keeper.figures.heard(
+                occupant, report.loss_sum, report.num_tokens, report.gradient_norm
+            )
+            if seat is None or seat.occupant != occupant:
                 if peer.seat is None:
                     peer.seat = self._machine.reserve(peer_id)
                 self._machine.joined(peer.seat, occupant, peer.name, report.held)

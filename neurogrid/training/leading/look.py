@@ -63,6 +63,7 @@ class LeaderLook:
         sent_bytes: of the leader's averaging.
         stages: of a chain, by stage and lane; empty before it was arranged, and where members have whole models.
         waits: what a chain does not go on without; empty where it goes on.
+        differing: members that have other weights than the leader, by peer id: since which round.
     """
 
     peer_id: str
@@ -76,3 +77,4 @@ class LeaderLook:
     sent_bytes: int = 0
     stages: Sequence[StageLook] = ()
     waits: str = ""
+    differing: Mapping[str, int] = field(default_factory=dict)

@@ -5,6 +5,7 @@ A leader that was away learns of rounds that were decided meanwhile, and one tha
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection
 
 from neurogrid.training.runs.run_file import RunFile
@@ -28,9 +29,22 @@ class RoundFigures:
         self._waiting: dict[int, dict[str, float]] = {}
         self._told: dict[Occupant, tuple[float, int]] = {}
         self._loss_sum, self._num_tokens = 0.0, 0
+        self._norms: dict[Occupant, float] = {}
 
-    def heard(self, member: Occupant, loss_sum: float, num_tokens: int) -> None:
-        """A member tells of all losses and tokens since it began; what it tells first is of rounds before."""
+    def heard(
+        self,
+        member: Occupant,
+        loss_sum: float,
+        num_tokens: int,
+        gradient_norm: float | None = None,
+    ) -> None:
+        """A member tells of all losses and tokens since it began; what it tells first is of rounds before.
+
+        Args:
+            gradient_norm: of its last batch, before clipping; None for none yet.
+        """
+        if gradient_norm is not None:
+            self._norms[member] = gradient_norm
         loss_before, tokens_before = self._told.get(member, (loss_sum, num_tokens))
         self._told[member] = loss_sum, num_tokens
         if num_tokens >= tokens_before:
@@ -40,6 +54,7 @@ class RoundFigures:
     def keep(self, members: Collection[Occupant]) -> None:
         """Only these are members from here on."""
         self._told = {member: told for member, told in self._told.items() if member in members}
+        self._norms = {member: norm for member, norm in self._norms.items() if member in members}
 
     def decided(self, state: RunState) -> None:
         """A round was decided: the last one of this state."""
@@ -49,6 +64,8 @@ class RoundFigures:
         if self._num_tokens:
             figures["loss"] = round(self._loss_sum / self._num_tokens, 6)
             self._loss_sum, self._num_tokens = 0.0, 0
+        if self._norms:
+            figures["gradient_norm"] = round(math.fsum(self._norms.values()) / len(self._norms), 6)
         self._waiting[state.round] = figures
 
     def of(self, state: RunState) -> dict[str, float]:

@@ -132,6 +132,7 @@ class RoundStatus:
         digest: of the aggregate, in hex: the same for all members.
         figures: of metrics.jsonl: loss, held-out loss, step, tokens; empty until they are there.
         sent_bytes: that the members and the leader sent for averaging since the round before.
+        seat_samples: samples of each seat that had work, by seat; 0 for one that was late.
     """
 
     round: int
@@ -144,6 +145,7 @@ class RoundStatus:
     digest: str
     figures: Figures
     sent_bytes: int = 0
+    seat_samples: Mapping[int, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

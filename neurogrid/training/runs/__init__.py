@@ -8,6 +8,7 @@ resources        what workers offer and leaders lease
 entries, journal, audit    what happened, so that nobody can say otherwise
 changes          values of the run file that are changed while the run goes on
 state, machine   what a run has come to, and what comes next
+alarms, learning, tracker   whether it learns, and what its figures say
 outer_state, common_steps, methods    the common weights
 trainers         what a run file says to a trainer
 """

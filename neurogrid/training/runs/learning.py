@@ -12,10 +12,14 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-__all__ = ["Learning", "Trend", "judge_learning"]
+__all__ = ["LONG", "SHORT", "Learning", "Trend", "judge_learning", "moving_mean"]
 
-_SHORT: Final = 0.3
-_LONG: Final = 0.05
+SHORT: Final = 0.3
+"""Of the latest figure: how much it counts in a moving mean over some rounds."""
+
+LONG: Final = 0.05
+"""The same in one over many."""
+
 # Losses below which nothing is said about a trend.
 _NUM_KNOWN: Final = 4
 # Of the long mean: a smaller difference of the two is no trend.
@@ -78,7 +82,7 @@ def judge_learning(
     in_all = num_in_time + num_late
     known = losses[:_NUM_KNOWN]
     first = sum(loss / len(known) for loss in known) if known else None
-    short, long = _moving_mean(losses, _SHORT), _moving_mean(losses, _LONG)
+    short, long = moving_mean(losses, SHORT), moving_mean(losses, LONG)
     trend = _trend(losses, short, long)
     reason = _doubt(losses, first, short, trend, agreement)
     return Learning(
@@ -125,11 +129,11 @@ def _agreement(digests: Mapping[str, tuple[int, bytes]]) -> float | None:
     return sum(max(counts.values()) for counts in by_round.values()) / len(digests)
 
 
-def _moving_mean(losses: Sequence[float], latest: float) -> float | None:
-    """A mean in which each loss counts `latest` of what those before count; even over the first few."""
+def moving_mean(figures: Sequence[float], latest: float) -> float | None:
+    """A mean in which each figure counts `latest` of what those before count; even over the first few."""
     mean = None
-    for number, loss in enumerate(losses, 1):
-        mean = loss if mean is None else mean + max(latest, 1 / number) * (loss - mean)
+    for number, figure in enumerate(figures, 1):
+        mean = figure if mean is None else mean + max(latest, 1 / number) * (figure - mean)
     return mean
 
 

@@ -82,3 +82,26 @@ def test_the_loss_is_of_what_was_told_since_the_round_before() -> None:
     cluster.average()
     figures.decided(cluster.state)
     assert [line.get("loss") for line in figures.take(3)] == [2.0, None, 1.0]
+
+
+def test_the_gradient_norm_is_the_mean_of_what_members_told_last() -> None:
+    cluster = Cluster(rules(max_samples=None))
+    cluster.join()
+    figures = RoundFigures(RUN, 4)
+
+    def next_line() -> dict[str, float]:
+        cluster.average()
+        figures.decided(cluster.state)
+        [line] = figures.take(cluster.state.round)
+        return line
+
+    assert "gradient_norm" not in next_line()
+    other = Occupant("b", 2)
+    figures.heard(A, 0.0, 0, 1.0)
+    figures.heard(other, 0.0, 0, 2.0)
+    figures.heard(A, 0.0, 0, 4.0)
+    figures.heard(A, 0.0, 0)
+    assert next_line()["gradient_norm"] == 3.0
+    assert next_line()["gradient_norm"] == 3.0
+    figures.keep([other])
+    assert next_line()["gradient_norm"] == 2.0

@@ -41,6 +41,7 @@ class Run:
         self.machine = RunMachine(rules, RunState((64, 64), seed=0))
         self.reports: dict[str, Report] = {}
         self.recorded: list[Recorded] = []
+        self.differing: dict[str, int] = {}
         self.index = 0
         self.told(RunEntry(RUN_ID, "leader", bytes(32), bytes(32), (64, 64), 0))
 
@@ -99,6 +100,7 @@ class Run:
                 for name, report in self.reports.items()
             ],
             seconds=self.now - 1000,
+            differing=self.differing,
         )
 
 

@@ -101,6 +101,32 @@ def test_verify_says_whether_it_learns(run: Run) -> None:
     assert told["alarms"] == []
 
 
+def test_the_whole_run_is_in_one_look(run: Run) -> None:
+    for number in range(7, 11):
+        run.decide("a", "b", loss=2.4 - 0.1 * number)
+    run.differing = {"b": 9}
+    [answer] = asked(run.board, "/v1/training/global")
+    told = answer.json()
+    assert (told["round"], told["training_verified"]) == (run.machine.state.round, True)
+    assert told["loss"]["latest"] == pytest.approx(1.4)
+    assert told["loss"]["latest"] < told["loss"]["short"] < told["loss"]["long"]
+    trend = told["loss"]["trend"]
+    assert (trend["direction"], trend["num"]) == ("falling", 10)
+    assert trend["low"] <= trend["change"] <= trend["high"] < 0
+    assert told["eval_loss"] == {
+        **dict.fromkeys(("latest", "short", "long")),
+        "trend": {"direction": "unknown", "num": 0, **dict.fromkeys(("change", "low", "high"))},
+    }
+    assert told["tokens_per_second"]["latest"] > 0
+    [other] = told["agreement"]["differing"]
+    assert (other["name"], other["since_round"]) == ("b", 9)
+    worth = {each["name"]: each["worth"] for each in told["members"]}
+    assert worth["a"] > worth["b"] > 0  # which was late once
+    assert sum(worth.values()) == pytest.approx(1.0)
+    assert {each["name"]: each["agrees"] for each in told["members"]} == {"a": True, "b": False}
+    assert sum(each["num_samples"] for each in told["members"]) == run.machine.state.num_used
+
+
 def test_a_loss_that_is_not_a_number_is_null(run: Run) -> None:
     run.decide("a", "b", loss=float("nan"))
     status, verify = asked(run.board, "/v1/training/status", "/v1/training/verify")

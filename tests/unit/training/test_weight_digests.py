@@ -39,6 +39,22 @@ def test_other_weights_are_told_of_whoever_is_first() -> None:
     assert digests.take() == (0, 2)
 
 
+def test_since_when_members_differ_is_known_until_they_agree_again() -> None:
+    digests = WeightDigests()
+    for number in (1, 2, 3):
+        digests.own(number, digest(number))
+        digests.told(A, number, digest(9 if number > 1 else 1))
+        digests.told(B, number, digest(number))
+    assert digests.differing == {A: 2}
+    digests.own(4, digest(4))
+    assert digests.differing == {A: 2}  # nothing new is known of it
+    digests.told(A, 4, digest(4))
+    digests.told(B, 4, digest(9))
+    assert digests.differing == {B: 4}
+    digests.keep({A})
+    assert digests.differing == {}
+
+
 def test_those_that_left_and_rounds_of_long_ago_are_nothing_to_compare_with() -> None:
     digests = WeightDigests()
     digests.told(A, 1, digest(9))

@@ -24,6 +24,7 @@ const DOTS = { waiting: "waiting", training: "ready", finishing: "transferring",
 let status = null;
 let lines = [];
 let verdict = null;
+let whole = null;
 
 // ---------------------------------------------------------------- light and dark, the key
 
@@ -159,6 +160,20 @@ function showVerdict() {
   byId("verdict").dataset.severity = verdict.training_verified ? "good" : "info";
 }
 
+const GOES = { falling: "falls", rising: "rises", flat: "stays", unclear: "falls or rises, its noise is larger" };
+
+/** Where figures go, and who has other weights: one line. */
+function showWhole() {
+  if (!whole) return;
+  const parts = [];
+  for (const [name, figure] of [["the loss", whole.loss], ["the rate", whole.tokens_per_second], ["the gradient norm", whole.gradient_norm]]) {
+    const { direction, num } = figure.trend;
+    if (GOES[direction]) parts.push(`${name} ${GOES[direction]} (${num} rounds)`);
+  }
+  for (const one of whole.agreement.differing) parts.push(`${one.name} has other weights since round ${count(one.since_round)}`);
+  setText(byId("whole"), parts.length ? `Lately: ${parts.join(" · ")}.` : "");
+}
+
 function showRounds() {
   const shown = status.rounds;
   setText(byId("round-count"), status.round ? count(status.round) : "");
@@ -197,6 +212,7 @@ function draw() {
   showProgress();
   showFigures();
   showVerdict();
+  showWhole();
   alarms.update(status.alarms);
   const fastest = Math.max(0, ...status.members.map((one) => one.tokens_per_second ?? 0));
   members.update(grouped(status.members).map((item) => ({ ...item, fastest, isChain: status.is_chain })));
@@ -239,7 +255,7 @@ async function look() {
   status = await get("/v1/training/status");
   await takeFigures();
   if (performance.now() - verifiedAt > VERIFY_INTERVAL || !verdict) {
-    verdict = await get("/v1/training/verify");
+    [verdict, whole] = await Promise.all([get("/v1/training/verify"), get("/v1/training/global")]);
     verifiedAt = performance.now();
   }
   byId("lost").hidden = true;
