@@ -106,6 +106,8 @@ def test_a_run_as_it_is_seen(browser: sync_api.Browser, stack: ExitStack) -> Non
     served.tell(served.run.report, "desk")
     served.tell(lambda: served.decide("desk", "laptop", number=7))
     text(watched, "#progress-text").to_contain_text("Round 8")
+    served.tell(served.run.differing.update, {"desk": 4})
+    text(watched, "#whole").to_contain_text("desk has other weights since round 4")
     served.tell(lambda: served.run.report("desk", gradient_norm=0.0))
     text(watched, "#alarms li").to_contain_text("desk learns nothing: its gradient is zero")
     served.tell(served.run.board.warn, "desk is lost: the others go on")
