@@ -268,6 +268,8 @@ HOUSE = (
         frozenset({"trio", "torch", "transformers", "safetensors"}),
         COMMAND_LINE,
     ),
+    # Pure: no clock, no socket, no torch. Records are signed.
+    training(".joining", frozenset({"cryptography"})),
     # What a run is, without its network: no clock, no socket, no torch.
     training(".runs.projection", frozenset()),
     training(".runs.resources", frozenset()),
