@@ -315,6 +315,7 @@ def _rows(directory: RunDirectory, *, now: float) -> Iterator[tuple[str, str]]:
     stop = run_at(run, changes, int(last.get("round", 0)) + 1).stop
     yield "stops", ", ".join(_goals(stop, last))
     yield from _changed(directory, run, changes)
+    yield from _banned(directory, now)
     steps = directory.steps()
     newest = directory.checkpoints / f"step-{steps[-1]}" if steps else None
     yield "checkpoint", f"{newest}, of {len(steps)}" if newest is not None else "none yet"
@@ -351,15 +352,21 @@ def _changed(directory: RunDirectory, run: RunFile, changes: Changes) -> Iterato
         yield "wanted", ", ".join(f"{key} = {value}" for key, value in wanted)
 
 
-def held_out_told(figures: Mapping[str, float]) -> str:
-    """The loss on held-out samples, and that of each part of a mixture."""
-    parts = [
-        f"{name.removeprefix(_OF_PART)} {loss:.4f}"
-        for name, loss in figures.items()
-        if name.startswith(_OF_PART)
-    ]
-    whole = f"{figures['eval_loss']:.4f}"
-    return f"{whole} ({', '.join(parts)})" if parts else whole
+def _banned(directory: RunDirectory, now: float) -> Iterator[tuple[str, str]]:
+    """Who may not take part at the moment, as far as the journal can be read."""
+    from neurogrid.p2p.trust.certificate import format_time
+    from neurogrid.training.runs.entries import BannedEntry
+    from neurogrid.training.runs.journal import read_journal
+
+    try:
+        recorded = read_journal(directory.journal) if directory.has_run else ()
+    except ConfigurationError:  # which is told of the journal
+        return
+    newest = {r.entry.peer: r.entry for r in recorded if isinstance(r.entry, BannedEntry)}
+    for entry in newest.values():
+        if entry.is_in_force(now):
+            until = f" until {format_time(entry.until)}" if entry.until else ""
+            yield "banned", f"{entry.peer}{until}: {entry.reason}"
 
 
 def _stages(figures: Figures) -> str:

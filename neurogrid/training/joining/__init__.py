@@ -7,7 +7,7 @@ state, machine   applicants, trials and members, and what comes next
 Source: protocol_spec/training/joining.md.
 """
 
-from neurogrid.training.joining.bans import MAX_BANS, BanRefusedError, Bans
+from neurogrid.training.joining.bans import MAX_BANS, BanRefusedError, Bans, ban_seconds
 from neurogrid.training.joining.machine import FoundRight, JoinMachine
 from neurogrid.training.joining.records import (
     MAX_BAN_BYTES,
@@ -38,6 +38,7 @@ __all__ = [
     "MAX_BAN_BYTES",
     "Bans",
     "BanRefusedError",
+    "ban_seconds",
     "MAX_BANS",
     # Who takes part
     "JoinMachine",

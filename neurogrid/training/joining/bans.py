@@ -11,10 +11,27 @@ from typing import Final
 from neurogrid.errors import NeuroGridError
 from neurogrid.training.joining.records import Ban
 
-__all__ = ["MAX_BANS", "BanRefusedError", "Bans"]
+__all__ = ["MAX_BANS", "BanRefusedError", "Bans", "ban_seconds"]
 
 MAX_BANS: Final = 4096
 """Peers whose bans are known, in force or not: a run with as many takes nobody new by open invitations."""
+
+
+_FIRST_BAN_SECONDS: Final = 3600
+_TIMES_LONGER: Final = 10
+_NUM_THAT_END: Final = 3
+
+
+def ban_seconds(num_before: int) -> int | None:
+    """How long a ban is of a peer that did other than it was told, where no claim of its was found wrong.
+
+    It may be a fault of its machine, or of ours: an hour at first, and ten times as long each further time; from the
+    fourth on as long as the run.
+
+    Args:
+        num_before: bans of the peer in this run.
+    """
+    return _FIRST_BAN_SECONDS * _TIMES_LONGER**num_before if num_before < _NUM_THAT_END else None
 
 
 class BanRefusedError(NeuroGridError):

@@ -28,6 +28,7 @@ from neurogrid.p2p.exchange.exchange import Exchange
 from neurogrid.p2p.hosts.host import Host
 from neurogrid.p2p.streams.message_forms import sender_of
 from neurogrid.p2p.trust import WORKER
+from neurogrid.p2p.trust.certificate import format_span
 from neurogrid.p2p.wire import Hello, MessageType, TensorMessage
 from neurogrid.renewed_event import RenewedEvent
 from neurogrid.training.averaging.groups import (
@@ -114,6 +115,7 @@ class _Peer:
         is_started: whether it was told to begin.
         num_failures: so often it could not.
         refusal: why it takes no part, for people; empty where nothing is known.
+        dismissed: its incarnation that was told last that it is banned.
     """
 
     seat: int | None = None
@@ -123,6 +125,7 @@ class _Peer:
     num_orders: int = 0
     num_failures: int = 0
     refusal: str = ""
+    dismissed: int = 0
     versions: dict[str, str] = field(default_factory=dict)
 
 
@@ -414,7 +417,7 @@ class Leader:
         wrong = self._machine.decided(decision)
         for peer_id in wrong:
             logger.error("%s has contributed with a weight that is not its own", peer_id)
-            self._dismiss(peer_id, "its contribution was not of the work that it was given")
+            self._ban(peer_id, "its contribution was not of the work that it was given")
         for number in seats.keys() - {seat.number for seat in self._machine.state.occupied()}:
             self._progress.warn(f"{seats[number] or f'member {number}'} is lost: the others go on")
         if decision.round:
@@ -536,6 +539,7 @@ class Leader:
                 for peer_id, peer in self._peers.items()
                 if not peer.is_started
                 and peer.num_failures < _MAX_FAILURES
+                and not self._is_banned(peer_id)
                 and self._host.is_connected(peer_id)
             ]
             if free and self._machine.state.phase in (Phase.WAITING, Phase.TRAINING):
@@ -639,6 +643,11 @@ class Leader:
         if is_of_before and not peer.is_started:
             self._start_soon_dismissal(peer_id, "the run goes on with another group")
             return
+        if self._is_banned(peer_id):
+            if report.incarnation not in (0, peer.dismissed):  # it may not know it yet
+                peer.dismissed = report.incarnation
+                self._start_soon_dismissal(peer_id, "banned from this run")
+            return
         before = peer.report.incarnation if peer.report is not None else 0
         if before not in (0, report.incarnation):
             self._ended.add(Occupant(peer_id, before))
@@ -703,11 +712,27 @@ class Leader:
         self._write()
         self._changed.set()
 
-    def _dismiss(self, peer_id: str, reason: str) -> None:
+    def _ban(self, peer_id: str, reason: str) -> None:
+        """A peer did other than it was told: that is written down, and it takes no part for a while."""
+        if self._is_banned(peer_id):  # it does not care
+            self._start_soon_dismissal(peer_id, "banned from this run")
+            return
+        entry = self._machine.ban(peer_id, reason, now=time.time())
+        if (seat := self._machine.state.seat_of(peer_id)) is not None:
+            self._machine.left(seat.number, f"banned: {reason}")
+        self._write()
         self._hiring.book.drop(peer_id)
-        if (peer := self._peers.get(peer_id)) is not None:
-            peer.num_failures = _MAX_FAILURES
-        self._start_soon_dismissal(peer_id, reason)
+        peer = self._peers.setdefault(peer_id, _Peer())
+        peer.is_started = False
+        lasts = f"for {format_span(entry.until - entry.at)}" if entry.until else "from this run"
+        self._progress.warn(
+            f"{_called(peer, peer_id)} is banned {lasts}: {reason}. Its membership it keeps: --revoke {peer_id} takes "
+            "that away"
+        )
+        self._start_soon_dismissal(peer_id, f"banned {lasts}: {reason}")
+
+    def _is_banned(self, peer_id: str) -> bool:
+        return self._machine.state.ban_of(peer_id, time.time()) is not None
 
     def _start_soon_dismissal(self, peer_id: str, reason: str) -> None:
         if self._nursery is not None:

@@ -19,6 +19,7 @@ from neurogrid.training.data.spans import Span, Spans
 from neurogrid.training.runs.changes import Changes
 from neurogrid.training.runs.entries import (
     Assignment,
+    BannedEntry,
     BeganEntry,
     ChangedEntry,
     CheckpointEntry,
@@ -220,16 +221,19 @@ class _Books:
         self._resumed = resumed
         self._kept = {0: self.state.copy()}
         self._changes = Changes()
+        self._num_bans = 0
         self.joined = self.left = 0
         self.problems: list[str] = []
 
     def take(self, entry: Entry) -> None:
         """Go on by one entry."""
         state = self.state
-        later = LeftEntry | CheckpointEntry | ResumedEntry | EpochEntry
-        if state.has_ended and not isinstance(entry, later):
+        may_follow = LeftEntry | CheckpointEntry | ResumedEntry | BannedEntry
+        if state.has_ended and not isinstance(entry, may_follow):
             self._wrong(f"{entry.kind} comes after the end of the run")
-        if isinstance(entry, JoinedEntry):
+        if isinstance(entry, BannedEntry):
+            self._ban(entry)
+        elif isinstance(entry, JoinedEntry):
             self._join(entry)
         elif isinstance(entry, LeftEntry):
             self._leave(entry)
@@ -285,6 +289,12 @@ class _Books:
 
     def _wrong(self, problem: str) -> None:
         self.problems.append(problem)
+
+    def _ban(self, entry: BannedEntry) -> None:
+        self._num_bans += 1
+        if entry.number != self._num_bans:
+            self._wrong(f"ban {entry.number} comes after ban {self._num_bans - 1}")
+            self._num_bans = entry.number
 
     def _join(self, entry: JoinedEntry) -> None:
         self.joined += 1

@@ -17,6 +17,7 @@ from neurogrid.training.wire.runs import SYNC_SHARE
 
 __all__ = [
     "Assignment",
+    "BannedEntry",
     "BeganEntry",
     "ChangedEntry",
     "CheckpointEntry",
@@ -299,6 +300,52 @@ class LeftEntry(Entry):
 
 
 @dataclass(frozen=True, slots=True)
+class BannedEntry(Entry):
+    """A peer may not take part any more, or not for a while; as `joining.Ban` says it to others.
+
+    Attributes:
+        peer: its peer id.
+        number: of the bans of the run, from 1.
+        at: when it was made, in whole seconds since 1970.
+        until: it is in force before that; 0 for as long as the run lasts.
+        evidence: SHA-256 of the evidence that it goes by, 32 bytes; empty where its leader saw it.
+        reason: for people.
+    """
+
+    peer: str
+    number: int
+    at: int
+    until: int
+    evidence: bytes
+    reason: str
+
+    kind: ClassVar[str] = "banned"
+
+    def is_in_force(self, now: float) -> bool:
+        """Whether it holds at this moment, in seconds since 1970."""
+        return not self.until or now < self.until
+
+    def fields(self) -> Iterator[tuple[str, object]]:
+        yield "peer", self.peer
+        yield "number", self.number
+        yield "at", self.at
+        yield "until", self.until
+        yield "evidence", self.evidence.hex()
+        yield "reason", self.reason
+
+    @classmethod
+    def read(cls, fields: _Fields) -> BannedEntry:
+        peer, number = fields.text("peer"), fields.number("number", 1)
+        at, until = fields.number("at"), fields.number("until")
+        if until and until <= at:
+            raise ValueError("a ban ends before it begins")
+        evidence = bytes.fromhex(fields.text("evidence"))
+        if len(evidence) not in (0, _DIGEST):
+            raise ValueError(f"evidence is neither empty nor {_DIGEST} bytes in hex")
+        return cls(peer, number, at, until, evidence, fields.text("reason"))
+
+
+@dataclass(frozen=True, slots=True)
 class BeganEntry(Entry):
     """Training begins.
 
@@ -561,7 +608,7 @@ class EpochEntry(Entry):
 _READERS: Final[Mapping[str, Callable[[_Fields], Entry]]] = {
     cls.kind: cls.read
     for cls in (
-        *(RunEntry, JoinedEntry, LeftEntry, BeganEntry, DealtEntry, RoundEntry),
+        *(RunEntry, JoinedEntry, LeftEntry, BannedEntry, BeganEntry, DealtEntry, RoundEntry),
         *(CheckpointEntry, ChangedEntry, StoppingEntry, ResumedEntry, EndEntry),
         *(ReturnedEntry, EpochEntry),
     )

@@ -13,8 +13,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from neurogrid.training.joining import ban_seconds
 from neurogrid.training.runs.entries import (
     Assignment,
+    BannedEntry,
     BeganEntry,
     ChangedEntry,
     DealtEntry,
@@ -185,6 +187,25 @@ class RunMachine:
         if seat in self.state.seats:
             self._leave(seat, reason)
             self._go_on()
+
+    def ban(self, peer: str, reason: str, *, now: float) -> BannedEntry:
+        """A peer did other than it was told: it is not to take part for a while, longer each time.
+
+        Args:
+            now: seconds since 1970.
+        """
+        bans = self.state.bans
+        seconds = ban_seconds(len(bans.get(peer, ())))
+        entry = BannedEntry(
+            peer=peer,
+            number=sum(map(len, bans.values())) + 1,
+            at=int(now),
+            until=0 if seconds is None else int(now) + seconds,
+            evidence=b"",
+            reason=reason,
+        )
+        self._note(entry)
+        return entry
 
     def measured(self, seat: int, batch_seconds: float) -> None:
         """A batch takes a member so long."""

@@ -17,6 +17,7 @@ from neurogrid.training.data.dealing import Dealer
 from neurogrid.training.runs.changes import Changes
 from neurogrid.training.runs.entries import (
     Assignment,
+    BannedEntry,
     BeganEntry,
     ChangedEntry,
     CheckpointEntry,
@@ -115,6 +116,7 @@ class RunState:
         num_slices: of its data.
         holds: by seat, slices that its member has on its own disk.
         changes: of its run file.
+        bans: of peers that were banned, in order, by peer: what is resumed takes none back.
         dealt_before: by the round of a change, how many rounds' works were dealt by then to one seat, and of how many
             samples.
     """
@@ -142,6 +144,7 @@ class RunState:
         self.num_trained = 0
         self.reason = ""
         self.changes = Changes()
+        self.bans: dict[str, list[BannedEntry]] = {}
         self.dealt_before: dict[int, tuple[int, int]] = {}
         self._snapshots: dict[int, dict[str, Any]] = {}
         self._snapshots[0] = self._snapshot()
@@ -167,6 +170,11 @@ class RunState:
             if seat.occupant is not None and seat.occupant.peer == peer:
                 return seat
         return None
+
+    def ban_of(self, peer: str, now: float) -> BannedEntry | None:
+        """The ban of a peer that is in force at a moment, in seconds since 1970; None where none is."""
+        bans = self.bans.get(peer, ())
+        return bans[-1] if bans and bans[-1].is_in_force(now) else None
 
     def keep_all(self) -> None:
         """Let the run be resumable after each round from here on, until `forget_before` says otherwise."""
@@ -195,6 +203,8 @@ class RunState:
         elif isinstance(entry, ReturnedEntry):
             self.seats[entry.seat].works.clear()
             self.dealer.lost(str(entry.seat))
+        elif isinstance(entry, BannedEntry):
+            self.bans.setdefault(entry.peer, []).append(entry)
         elif isinstance(entry, BeganEntry):
             self.phase = Phase.TRAINING
             self.num_members, self.num_samples = entry.num_members, entry.num_samples

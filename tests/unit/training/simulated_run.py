@@ -44,6 +44,14 @@ class Cluster:
         self.note()
         return peer
 
+    def ban(self, peer: str) -> None:
+        """As a leader does where a peer did other than it was told; the group loses it a moment later."""
+        self.machine.ban(peer, "it took what was not its own", now=1_800_000_000)
+        if (seat := self.state.seat_of(peer)) is not None:
+            self.machine.left(seat.number, "banned")
+        self.note()
+        self.lose(peer)
+
     def lose(self, peer: str) -> None:
         del self.members[peer]
         self.index += 1
@@ -106,12 +114,13 @@ def rules(**changes: object) -> Rules:
 def drive(cluster: Cluster, data: st.DataObject) -> None:
     """Let anything happen to a run, and then bring it to its end."""
     events = ("join", "lose", "average", "late", "ahead", "restart", "resume", "speed", "again")
-    events = (*events, "change")
+    events = (*events, "change", "ban")
     for event in data.draw(st.lists(st.sampled_from(events), max_size=40)):
         peers = sorted(cluster.members)
         if event == "join" and cluster.machine.num_free:
-            holds = data.draw(st.sets(st.integers(0, len(SIZES))))
-            cluster.join(holds=sorted(holds))
+            cluster.join()
+        elif event == "ban" and peers:
+            cluster.ban(data.draw(st.sampled_from(peers)))
         elif event == "average":
             cluster.average()
         elif event == "restart":

@@ -13,6 +13,7 @@ from neurogrid.training.data.dealing import SampleRange
 from neurogrid.training.runs.audit import Audit, audit
 from neurogrid.training.runs.entries import (
     Assignment,
+    BannedEntry,
     BeganEntry,
     ChangedEntry,
     CheckpointEntry,
@@ -189,6 +190,7 @@ def test_works_that_do_not_follow_from_the_seed() -> None:
         ([ResumedEntry(2), SOUND[ROUNDS[2]]], "round 3: nobody sits on seat 0"),
         ([ResumedEntry(2), EndEntry("")], "the run ended while seat 0 had work"),
         ([RUN], "a second run begins"),
+        ([BannedEntry("peer9", 2, 0, 0, b"", "")], "ban 2 comes after ban 0"),
     ],
 )
 def test_what_must_not_come_is_named(wrong: list[Entry], said: str) -> None:

@@ -16,6 +16,7 @@ from neurogrid.p2p.trust import DirectoryInUseError
 from neurogrid.training.data.dealing import SampleRange
 from neurogrid.training.runs.entries import (
     Assignment,
+    BannedEntry,
     BeganEntry,
     ChangedEntry,
     CheckpointEntry,
@@ -54,6 +55,8 @@ ENTRIES: tuple[Entry, ...] = (
     CheckpointEntry(20, 1),
     ResumedEntry(0),
     LeftEntry(0, "it was killed"),
+    BannedEntry("one", 1, 1_800_000_000, 1_800_003_600, b"", "it took what was not its own"),
+    BannedEntry("two", 2, 1_800_000_000, 0, bytes(32), "a claim of its was false"),
     ChangedEntry(1, (("inner.lr", "0.0001"), ("stop.steps", "500"))),
     StoppingEntry("2 hours are over"),
     EndEntry("2,000 tokens"),

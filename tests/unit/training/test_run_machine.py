@@ -9,14 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from neurogrid.errors import ConfigurationError
-from neurogrid.training.runs.entries import (
-    DealtEntry,
-    Entry,
-    JoinedEntry,
-    ResumedEntry,
-    RoundEntry,
-)
-from neurogrid.training.runs.state import Phase, RunState, spans_of
+from neurogrid.training.runs.audit import audit
+from neurogrid.training.runs.entries import Entry, ResumedEntry, RoundEntry, RunEntry
+from neurogrid.training.runs.state import Phase, RunState
 from tests.unit.training.simulated_run import SIZES, Cluster, drive, rules
 
 
@@ -258,3 +253,41 @@ def test_an_altered_journal_is_noticed() -> None:
     state.apply(began)
     with pytest.raises(ConfigurationError, match="other samples"):
         state.apply(dealt)
+
+
+def test_a_ban_is_longer_each_time_and_outlasts_what_is_taken_back() -> None:
+    cluster, now = Cluster(rules(max_samples=None)), 1_800_000_000.5
+    peer = cluster.join()
+    cluster.join()
+    cluster.average()
+    assert cluster.state.ban_of(peer, now) is None
+    lasts = []
+    for _ in range(5):
+        entry = cluster.machine.ban(peer, "it took what was not its own", now=now)
+        lasts.append(entry.until and entry.until - entry.at)
+        assert cluster.state.ban_of(peer, now) == entry
+    assert lasts == [3600, 36_000, 360_000, 0, 0]
+    other = cluster.machine.ban("other", "", now=now)
+    assert other.number == 6
+    assert cluster.state.ban_of("other", other.until - 1) == other
+    assert cluster.state.ban_of("other", other.until) is None
+    cluster.note()
+    cluster.machine.resume(0)
+    cluster.note()
+    for _ in range(2):
+        assert cluster.state.ban_of(peer, now + 10**9) is not None
+        cluster.restarted()
+
+
+def test_a_seat_of_who_is_banned_is_left_and_its_samples_are_dealt_to_others() -> None:
+    cluster = Cluster(rules(), num_epochs=1)
+    cheat = cluster.join()
+    cluster.join()
+    cluster.ban(cheat)
+    assert cluster.state.seat_of(cheat) is None
+    while cluster.state.phase is not Phase.ENDED:
+        cluster.average()
+    assert used(cluster.journal) == everything(1)
+    assert audit(
+        [RunEntry(bytes(16), "leader", bytes(32), bytes(32), tuple(SIZES), 1), *cluster.journal]
+    ).is_sound
