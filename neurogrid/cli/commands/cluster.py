@@ -106,6 +106,12 @@ def add_ticket_options(group: argparse._ActionsContainer) -> None:
         help="how many workers may join by a ticket (default: as many as come before it expires)",
     )
     group.add_argument(
+        "--ticket-role",
+        choices=("worker", "trainer"),
+        help="as what machines join by a ticket: a trainer is a member of training runs alone, and no layers of models "
+        "that are served are put on it (default worker)",
+    )
+    group.add_argument(
         "--ticket-file",
         type=Path,
         metavar="FILE",
@@ -166,6 +172,7 @@ def manage_cluster(options: argparse.Namespace) -> None:
 def _print_ticket(cluster: Cluster, options: argparse.Namespace) -> None:
     from neurogrid.p2p.trust.certificate import format_time
     from neurogrid.p2p.trust.limits import TICKET_LIFETIME
+    from neurogrid.p2p.trust.names import WORKER
     from neurogrid.p2p.trust.private_files import write_private
     from neurogrid.p2p.trust.ticket import to_type
 
@@ -174,6 +181,7 @@ def _print_ticket(cluster: Cluster, options: argparse.Namespace) -> None:
         where.peer_id,
         where.addresses,
         relays=where.relays,
+        role=options.ticket_role or WORKER,
         lifetime=options.expires or TICKET_LIFETIME,
         max_uses=options.uses or 0,
     )
@@ -182,7 +190,7 @@ def _print_ticket(cluster: Cluster, options: argparse.Namespace) -> None:
     logger.info(
         "good until %s%s; leads to %s",
         format_time(ticket.token.not_after),
-        f", for {options.uses} workers" if options.uses else "",
+        f", for {options.uses} {options.ticket_role or WORKER}s" if options.uses else "",
         ", ".join(where.dial_addresses),
     )
     if options.ticket_file is not None:

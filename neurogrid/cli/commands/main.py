@@ -237,10 +237,22 @@ COMMANDS: Final = (
         "DIR",
         "print a line by which a machine joins a cluster",
         "Print the line by which a worker joins the cluster that was made in DIR; a coordinator that runs goes on.",
-        ("--expires", "--uses", "--ticket-file", "--announce", "--listen", "--relay"),
+        (
+            "--expires",
+            "--uses",
+            "--ticket-role",
+            "--ticket-file",
+            "--announce",
+            "--listen",
+            "--relay",
+        ),
         (
             ("ticket ~/cluster", "good for a day"),
             ("ticket ~/cluster --expires 7d --uses 3", "for a week, and for three machines"),
+            (
+                "ticket runs/run/cluster --ticket-role trainer",
+                "to train in that run, and nothing else",
+            ),
         ),
         _add_ticket,
         {"ticket": True},

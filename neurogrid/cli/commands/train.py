@@ -219,7 +219,7 @@ async def _lead_run(options: argparse.Namespace, screen: Screen, farewells: Fare
     with ending_at_once():
         check_paths(run_file, model)
         where = listening(options, port_flag="--p2p-port")
-        trust = trust_of(options, is_worker=False)
+        trust = trust_of(options, is_worker=False, leads_run=True)
         warn_of_loopback(where, is_chosen=bool(options.listen))
         keys = check_seen_options(options)
         if options.http_port:

@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from neurogrid.assembly.worker import Worker
     from neurogrid.telemetry.metric import Registry
 
-__all__ = ["FIRST", "add_worker_options", "build_parser", "main", "run", "take_work"]
+__all__ = ["FIRST", "add_worker_options", "build_parser", "main", "run", "take_role", "take_work"]
 
 NAME = "neurogrid-worker"
 EXAMPLES = (
@@ -179,6 +179,7 @@ def run(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
     """
     prepare_threads(options)
     take_ticket(options)
+    is_asked = options.serve
     take_work(options)
     if options.wait_for_assignment and options.model is None:
         parser.error("--wait-for-assignment needs --model")
@@ -206,6 +207,7 @@ def run(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
                 await check_port(options.metrics_host, options.metrics_port, flags="--metrics")
             where = listening(options, port_flag="--port")
             trust = trust_of(options, is_worker=True)
+            take_role(options, trust.role, is_asked=is_asked)
             bootstrap = bootstrap_peers(options)
             how = finding(options, where.addresses, trust, bootstrap, to_open=TO_OPEN)
             warn_of_loopback(where, is_chosen=bool(options.listen))
@@ -276,6 +278,27 @@ def _registry_of(worker: Worker) -> Registry:
     from neurogrid.telemetry.worker_metrics import worker_registry
 
     return worker_registry(worker)
+
+
+def take_role(options: argparse.Namespace, role: str, *, is_asked: bool) -> None:
+    """Let a worker that is a member for training alone do nothing else.
+
+    Args:
+        is_asked: whether `--serve` was given.
+
+    Raises:
+        ConfigurationError: it is to serve.
+    """
+    from neurogrid.p2p.trust import TRAINER
+
+    if role != TRAINER:
+        return
+    if is_asked:
+        raise ConfigurationError(
+            "the membership is for training alone (--ticket-role trainer): leave out --serve, or ask for a ticket of a "
+            "worker and join with another --cluster DIR"
+        )
+    options.serve, options.train = False, True
 
 
 def take_work(options: argparse.Namespace) -> None:

@@ -20,7 +20,7 @@ from multiaddr import Multiaddr
 from neurogrid.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from neurogrid.p2p.trust import Admission, Cluster, Whereabouts
+    from neurogrid.p2p.trust import Admission, Cluster, Membership, Ticket, Whereabouts
 
 __all__ = [
     "TICKET_VARIABLE",
@@ -51,8 +51,10 @@ class Trust:
         cluster: the cluster, where its key is at hand.
         ticket_lifetime: of the tickets to it, seconds.
         ticket_uses: how many may join by each; 0 for any number.
+        ticket_role: of whoever joins by one.
         ticket_file: where one is to be written when the coordinator listens; None for nowhere.
         is_new: whether the cluster was made just now, so that nobody can have joined it.
+        role: that this peer has, or is promised by its ticket; empty where nobody says.
     """
 
     admission: Admission | None = None
@@ -61,8 +63,10 @@ class Trust:
     cluster: Cluster | None = None
     ticket_lifetime: float | None = None
     ticket_uses: int = 0
+    ticket_role: str = "worker"
     ticket_file: Path | None = None
     is_new: bool = False
+    role: str = ""
 
     def held(self) -> AbstractContextManager[None]:
         """Keep the cluster's directory from every other coordinator, where there is one.
@@ -124,6 +128,7 @@ class Trust:
             where.peer_id,
             where.addresses,
             relays=where.relays,
+            role=self.ticket_role,
             lifetime=self.ticket_lifetime or TICKET_LIFETIME,
             max_uses=self.ticket_uses,
         ).text()
@@ -203,7 +208,7 @@ def is_checked(options: argparse.Namespace) -> bool:
     new_cluster = getattr(options, "new_cluster", None)
     if options.cluster and new_cluster:
         raise ConfigurationError("give either --cluster or --new-cluster, not both")
-    for name in ("expires", "uses", "ticket_file"):
+    for name in ("expires", "uses", "ticket_role", "ticket_file"):
         if getattr(options, name, None) and not (options.cluster or new_cluster):
             raise ConfigurationError(
                 f"--{name.replace('_', '-')} is of tickets, and there are none without --cluster DIR"
@@ -211,25 +216,31 @@ def is_checked(options: argparse.Namespace) -> bool:
     return bool(chosen) and not options.insecure
 
 
-def trust_of(options: argparse.Namespace, *, is_worker: bool) -> Trust:
+def trust_of(options: argparse.Namespace, *, is_worker: bool, leads_run: bool = False) -> Trust:
     """Read or make what the options name. An identity is read, if it is there.
+
+    Args:
+        is_worker: whether it is that of a worker, which admits its fellows too.
+        leads_run: whether a coordinator leads a training run, of whose members some may do nothing else.
 
     Raises:
         ConfigurationError: it is not there, damaged, or of another cluster.
     """
     from neurogrid.p2p.hosts.identity import Identity
 
-    trust = _trust_of(options, is_worker=is_worker)
+    trust = _trust_of(options, is_worker=is_worker, leads_run=leads_run)
     if trust.identity_file is not None:
         Identity.read(trust.identity_file)  # for its errors
     return trust
 
 
-def _trust_of(options: argparse.Namespace, *, is_worker: bool) -> Trust:
-    from neurogrid.p2p.trust import COORDINATOR, WORKER, AllowList
+def _trust_of(options: argparse.Namespace, *, is_worker: bool, leads_run: bool) -> Trust:
+    from neurogrid.p2p.trust import COORDINATOR, RUN_ROLES, WORKER, AllowList
 
-    # Workers hand activations on to each other, and are served nothing else.
-    admits = {COORDINATOR, WORKER} if is_worker else {WORKER}
+    admits = {*RUN_ROLES} if is_worker or leads_run else {WORKER}
+    if is_worker:
+        # Workers hand activations on to each other, and are served nothing else; members of runs average.
+        admits.add(COORDINATOR)
     if options.allow:
         return Trust(AllowList.parse(options.allow, admits=admits), options.identity)
     if not is_checked(options):
@@ -275,7 +286,15 @@ def _as_worker(options: argparse.Namespace, admits: set[str]) -> Trust:
         ClusterAdmission(membership, admits=admits, ticket=ticket),
         identity_file(options, directory),
         bootstrap=where.dial_addresses if where else (),
+        role=_role_of(membership, ticket),
     )
+
+
+def _role_of(membership: Membership, ticket: Ticket | None) -> str:
+    """The role of a member, or the one that its ticket promises."""
+    if membership.certificate is not None:
+        return membership.certificate.role
+    return ticket.token.role if ticket is not None else ""
 
 
 def _is_member(directory: Path | None) -> bool:
@@ -289,8 +308,13 @@ def _is_member(directory: Path | None) -> bool:
 
 def _as_coordinator(options: argparse.Namespace, admits: set[str]) -> Trust:
     from neurogrid.p2p.hosts.identity import Identity
-    from neurogrid.p2p.trust import COORDINATOR, Cluster, ClusterAdmission
+    from neurogrid.p2p.trust import COORDINATOR, WORKER, Cluster, ClusterAdmission
 
+    role = options.ticket_role or WORKER
+    if role not in admits:
+        raise ConfigurationError(
+            f"--ticket-role {role} is for training runs (neurogrid train): a coordinator that serves admits workers"
+        )
     directory: Path = options.new_cluster or options.cluster
     cluster = Cluster.create(directory) if options.new_cluster else Cluster.load(directory)
     file = identity_file(options, directory)
@@ -304,6 +328,7 @@ def _as_coordinator(options: argparse.Namespace, admits: set[str]) -> Trust:
         cluster=cluster,
         ticket_lifetime=options.expires,
         ticket_uses=options.uses or 0,
+        ticket_role=role,
         ticket_file=options.ticket_file,
         is_new=bool(options.new_cluster),
     )

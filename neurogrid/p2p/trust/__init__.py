@@ -25,7 +25,7 @@ from neurogrid.p2p.trust.gate import OPEN_PROTOCOLS
 from neurogrid.p2p.trust.join_token import JoinToken
 from neurogrid.p2p.trust.membership import Membership
 from neurogrid.p2p.trust.messages import TRUST_PROTOCOL
-from neurogrid.p2p.trust.names import ANY_ROLE, COORDINATOR, WORKER
+from neurogrid.p2p.trust.names import ANY_ROLE, COORDINATOR, RUN_ROLES, TRAINER, WORKER
 from neurogrid.p2p.trust.refusal import SILENCE, NotAdmittedError, Refusal, RefusedError
 from neurogrid.p2p.trust.revocation import RevocationList
 from neurogrid.p2p.trust.standing import Standing, StandingState, standing_of
@@ -56,6 +56,8 @@ __all__ = [
     "LoopbackOnly",
     "COORDINATOR",
     "WORKER",
+    "TRAINER",
+    "RUN_ROLES",
     "ANY_ROLE",
     # What is said
     "Refusal",

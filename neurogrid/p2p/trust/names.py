@@ -7,13 +7,27 @@ from typing import Final
 
 from neurogrid.p2p.trust.limits import MAX_PEER_ID_CHARS, MAX_ROLE_CHARS
 
-__all__ = ["ANY_ROLE", "COORDINATOR", "WORKER", "is_peer_id", "is_role"]
+__all__ = [
+    "ANY_ROLE",
+    "COORDINATOR",
+    "RUN_ROLES",
+    "TRAINER",
+    "WORKER",
+    "is_peer_id",
+    "is_role",
+]
 
 COORDINATOR: Final = "coordinator"
 """The role of peers that put a model on workers and ask them to compute."""
 
 WORKER: Final = "worker"
 """The role of peers that hold layers and compute with them."""
+
+TRAINER: Final = "trainer"
+"""The role of peers that are members of training runs, and hold no layers of models that are served."""
+
+RUN_ROLES: Final = frozenset({WORKER, TRAINER})
+"""The roles of members of training runs."""
 
 ANY_ROLE: Final = "any"
 """The role of peers where nobody decides: each may act as anything. No certificate can name it."""

@@ -17,7 +17,7 @@ from neurogrid.p2p.hosts.identity import Identity
 from neurogrid.p2p.hosts.machine import machine_name
 from neurogrid.p2p.libp2p.libp2p_host import open_host
 from neurogrid.p2p.transfer import Transfers
-from neurogrid.p2p.trust import COORDINATOR, WORKER
+from neurogrid.p2p.trust import COORDINATOR, RUN_ROLES
 from neurogrid.p2p.wire import ErrorCode, Hello, MessageType, TensorMessage
 from neurogrid.training.data.blobs import Providers, SliceStore
 from neurogrid.training.data.manifest import Manifest
@@ -30,7 +30,7 @@ __all__ = ["DATA_NODE_TAKES", "serve_data"]
 logger = logging.getLogger(__name__)
 
 DATA_NODE_TAKES: Final[Table] = {
-    MessageType.TRANSFER_REQUEST: frozenset({COORDINATOR, WORKER}),
+    MessageType.TRANSFER_REQUEST: frozenset({COORDINATOR, *RUN_ROLES}),
 }
 """The roles that a data node takes each message from."""
 

@@ -27,7 +27,7 @@ from neurogrid.p2p.exchange.counters import Direction, TrafficCounters
 from neurogrid.p2p.exchange.exchange import Exchange
 from neurogrid.p2p.hosts.host import Host
 from neurogrid.p2p.streams.message_forms import sender_of
-from neurogrid.p2p.trust import WORKER
+from neurogrid.p2p.trust import RUN_ROLES
 from neurogrid.p2p.trust.certificate import format_span
 from neurogrid.p2p.wire import Hello, MessageType, TensorMessage
 from neurogrid.renewed_event import RenewedEvent
@@ -73,14 +73,13 @@ __all__ = ["LEADER_TAKES", "GroupLostError", "Leader"]
 
 logger = logging.getLogger(__name__)
 
-_WORKERS: Final = frozenset({WORKER})
 
 LEADER_TAKES: Final[Table] = {
-    RunMessage.REPORT: _WORKERS,
-    RunMessage.HOLD: _WORKERS,
-    MessageType.TRANSFER_REQUEST: _WORKERS,
-    MessageType.TRANSFER_OFFER: _WORKERS,
-    MessageType.WEIGHTS: _WORKERS,
+    RunMessage.REPORT: RUN_ROLES,
+    RunMessage.HOLD: RUN_ROLES,
+    MessageType.TRANSFER_REQUEST: RUN_ROLES,
+    MessageType.TRANSFER_OFFER: RUN_ROLES,
+    MessageType.WEIGHTS: RUN_ROLES,
 }
 """The roles that a leader takes each message from."""
 

@@ -25,7 +25,7 @@ from neurogrid.exception_groups import unwrap_errors
 from neurogrid.p2p.exchange.exchange import Exchange
 from neurogrid.p2p.hosts.host import Host
 from neurogrid.p2p.streams.message_forms import sender_of
-from neurogrid.p2p.trust import ANY_ROLE, WORKER
+from neurogrid.p2p.trust import ANY_ROLE, RUN_ROLES
 from neurogrid.p2p.wire import MessageCode, TensorMessage
 from neurogrid.renewed_event import RenewedEvent
 from neurogrid.temporary import temporary_directory
@@ -220,7 +220,7 @@ class ChainPart:
 
     def _is_worker(self, peer_id: str) -> bool:
         """Whether a peer may be in an attempt at a round, which this member may hear of later."""
-        return self._host.role_of(peer_id) in (ANY_ROLE, WORKER)
+        return self._host.role_of(peer_id) in (ANY_ROLE, *RUN_ROLES)
 
     async def _take_part(self, process: StageProcess, directory: Path) -> None:
         while not self._is_dismissed:

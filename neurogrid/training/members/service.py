@@ -22,7 +22,7 @@ from neurogrid.p2p.exchange.exchange import Exchange
 from neurogrid.p2p.hosts.host import Host
 from neurogrid.p2p.streams.message_forms import sender_of
 from neurogrid.p2p.transfer import Transfers
-from neurogrid.p2p.trust import COORDINATOR, WORKER
+from neurogrid.p2p.trust import COORDINATOR, RUN_ROLES
 from neurogrid.p2p.wire import MessageCode, MessageType, TensorMessage
 from neurogrid.renewed_event import RenewedEvent
 from neurogrid.training.data.blob_files import PIECE_LIMITS, OfferedFiles
@@ -54,8 +54,7 @@ __all__ = ["MEMBER_TAKES", "MemberService", "versions"]
 logger = logging.getLogger(__name__)
 
 _LEADERS: Final = frozenset({COORDINATOR})
-_WORKERS: Final = frozenset({WORKER})
-_ALL: Final = _LEADERS | _WORKERS
+_ALL: Final = _LEADERS | RUN_ROLES
 
 MEMBER_TAKES: Final[Table] = {
     RunMessage.ASK: _LEADERS,
@@ -70,12 +69,9 @@ MEMBER_TAKES: Final[Table] = {
     RunMessage.APPLY: _LEADERS,
     RunMessage.AVERAGE: _LEADERS,
     RunMessage.COMMIT: _LEADERS,
-    RunMessage.EPOCH: _LEADERS,
-    RunMessage.COMMITMENT: _WORKERS,
-    RunMessage.EVIDENCE: _LEADERS,
-    RunMessage.HIDDEN: _WORKERS,
-    RunMessage.GRADIENT: _WORKERS,
-    RunMessage.TIED: _WORKERS,
+    RunMessage.HIDDEN: RUN_ROLES,
+    RunMessage.GRADIENT: RUN_ROLES,
+    RunMessage.TIED: RUN_ROLES,
     MessageType.TRANSFER_REQUEST: _ALL,
     MessageType.TRANSFER_OFFER: _ALL,
     MessageType.WEIGHTS: _ALL,

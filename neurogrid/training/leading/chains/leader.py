@@ -33,7 +33,7 @@ from neurogrid.p2p.exchange.exchange import Exchange
 from neurogrid.p2p.hosts.host import Host
 from neurogrid.p2p.streams.message_forms import sender_of
 from neurogrid.p2p.transfer import Transfers
-from neurogrid.p2p.trust import WORKER
+from neurogrid.p2p.trust import RUN_ROLES
 from neurogrid.p2p.wire import MessageType, TensorMessage
 from neurogrid.training.data.evaluating import HeldOut, eval_figures, held_out_samples
 from neurogrid.training.data.manifest import Manifest
@@ -75,18 +75,17 @@ from neurogrid.training.wire.runs import (
 
 __all__ = ["CHAIN_LEADER_TAKES", "ChainLeader", "loss_of"]
 
-_WORKERS: Final = frozenset({WORKER})
 
 CHAIN_LEADER_TAKES: Final[Table] = {
-    RunMessage.REPORT: _WORKERS,
-    RunMessage.STAGE_REPORT: _WORKERS,
-    RunMessage.STEP_DONE: _WORKERS,
-    RunMessage.APPLIED: _WORKERS,
-    RunMessage.AVERAGED: _WORKERS,
-    RunMessage.COMMITTED: _WORKERS,
-    MessageType.TRANSFER_REQUEST: _WORKERS,
-    MessageType.TRANSFER_OFFER: _WORKERS,
-    MessageType.WEIGHTS: _WORKERS,
+    RunMessage.REPORT: RUN_ROLES,
+    RunMessage.STAGE_REPORT: RUN_ROLES,
+    RunMessage.STEP_DONE: RUN_ROLES,
+    RunMessage.APPLIED: RUN_ROLES,
+    RunMessage.AVERAGED: RUN_ROLES,
+    RunMessage.COMMITTED: RUN_ROLES,
+    MessageType.TRANSFER_REQUEST: RUN_ROLES,
+    MessageType.TRANSFER_OFFER: RUN_ROLES,
+    MessageType.WEIGHTS: RUN_ROLES,
 }
 """The roles that the leader of a chain takes each message from."""
 

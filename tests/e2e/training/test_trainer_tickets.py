@@ -1,0 +1,43 @@
+"""A ticket to train, and nothing else: its bearer is a member of the run, and holds no layers for anybody."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.e2e.preloaded import DEADLINE, WORKER
+from tests.e2e.training.run_processes import RUN_FILE, open_run
+from tests.ports import free_port
+
+RUN = "[stop]\nrounds = 3\n[outer]\nevery = 4\nfragments = 1\n[members]\nmin = 2\n"
+IDENTITY = (sys.executable, "-m", "neurogrid.cli.commands.main", "identity")
+
+
+def test_a_trainer_trains_and_does_not_serve(tmp_path: Path) -> None:
+    with open_run(tmp_path, free_port(), RUN_FILE + RUN) as run:
+        run.lead("--ticket-role", "trainer")
+        run.join("desk")
+        run.join("laptop")
+        run.end()
+    refused = subprocess.run(
+        [*WORKER, "--serve", "--cluster", "desk"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE,
+    )
+    assert refused.returncode == 2
+    assert "the membership is for training alone" in refused.stderr
+    assert run.log.count("has joined as trainer, by a ticket") == 2
+    assert all(line["members"] == 2 for line in run.figures())
+    told = subprocess.run(
+        [*IDENTITY, "desk", "--json"], cwd=tmp_path, capture_output=True, text=True, timeout=60
+    )
+    member = json.loads(told.stdout)["membership"]
+    assert (member["role"], member["state"]) == ("trainer", "valid")
+    coordinator = json.loads(
+        subprocess.run([*IDENTITY, "run", "--json"], cwd=tmp_path, capture_output=True).stdout
+    )
+    assert coordinator["peer_id"] == member["coordinator"]
