@@ -129,6 +129,7 @@ _GLOBAL: Final = {
             },
         },
         "members": _LINES,
+        "bans": {**_LINES, "description": "Of peers that may not take part at the moment."},
         "num_shares": {"type": "integer", "description": "Rounds that a worth is of."},
     },
 }
@@ -265,6 +266,7 @@ def training_global(board: RunBoard) -> dict[str, Json]:
         "reason": learning.reason,
         "sync_success_rate": learning.sync_success_rate,
         "confidence": CONFIDENCE,
+        "bans": [to_json(dict(ban.fields())) for ban in board.bans],
         **document,
     }
 

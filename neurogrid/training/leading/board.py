@@ -42,6 +42,7 @@ from neurogrid.training.runs.alarms import (
 )
 from neurogrid.training.runs.changes import run_at
 from neurogrid.training.runs.entries import (
+    BannedEntry,
     BeganEntry,
     CheckpointEntry,
     DealtEntry,
@@ -139,6 +140,7 @@ class RunBoard(QuietProgress):
         self._last: LeaderLook | None = None
         self._run_id = b""
         self._seats: dict[int, _Seat] = {}
+        self._bans: dict[str, BannedEntry] = {}
         self._rounds: deque[RoundStatus] = deque(maxlen=_NUM_JUDGED)
         self._checkpoints: deque[CheckpointStatus] = deque(maxlen=NUM_CHECKPOINTS)
         self._figures: list[Figures] = []
@@ -160,7 +162,8 @@ class RunBoard(QuietProgress):
     def replay(self, recorded: Sequence[Recorded], figures: Sequence[Figures]) -> None:
         """Take what is written down for all that there is: what a leader before this one wrote, or this one."""
         statistics, self.round_statistics = self.round_statistics, RoundStatistics()
-        for kept in (self._recorded, self._seats, self._rounds, self._checkpoints, self._figures):
+        books = self._recorded, self._seats, self._bans, self._rounds, self._checkpoints
+        for kept in (*books, self._figures):
             kept.clear()
         self._known_losses.clear()
         for each in recorded:
@@ -213,6 +216,15 @@ class RunBoard(QuietProgress):
     def checkpoints(self) -> Sequence[CheckpointStatus]:
         """The last ones, oldest first."""
         return tuple(self._checkpoints)
+
+    @property
+    def bans(self) -> Sequence[BannedEntry]:
+        """Those that are in force, the newest of each peer, in the order of their numbers."""
+        now = self._clock()
+        return sorted(
+            (each for each in self._bans.values() if each.is_in_force(now)),
+            key=lambda ban: ban.number,
+        )
 
     def status(self) -> RunStatus:
         """Return the state of the run at this moment."""
@@ -306,9 +318,8 @@ class RunBoard(QuietProgress):
             held.name = entry.name or f"member {entry.seat}"
         elif isinstance(entry, LeftEntry):
             told = self._leave(entry)
-        elif isinstance(entry, ReturnedEntry):
-            if entry.seat in self._seats:
-                self._seats[entry.seat].works.clear()
+        elif isinstance(entry, BannedEntry):
+            self._bans[entry.peer] = entry  # its leader says so, with what can be done
         elif isinstance(entry, BeganEntry):
             self._last_at = at
             told = (EventKind.BEGAN, self._began(entry), Severity.GOOD)

@@ -17,6 +17,7 @@ from neurogrid.server.training.routes import TRAINING_PATHS
 from neurogrid.server.training_app import training_app
 from neurogrid.telemetry.training_metrics import TRAINING_METRICS, TrainingMetrics
 from neurogrid.training.leading.board import RunBoard
+from neurogrid.training.runs.entries import BannedEntry
 from tests.unit.training.test_run_board import RUN, RUN_ID, Run
 
 
@@ -125,6 +126,23 @@ def test_the_whole_run_is_in_one_look(run: Run) -> None:
     assert sum(worth.values()) == pytest.approx(1.0)
     assert {each["name"]: each["agrees"] for each in told["members"]} == {"a": True, "b": False}
     assert sum(each["num_samples"] for each in told["members"]) == run.machine.state.num_used
+
+
+def test_bans_are_told_while_they_are_in_force(run: Run) -> None:
+    now = int(run.now)
+    run.told(BannedEntry("c", 1, now, now + 60, b"", "too much"))
+    run.told(BannedEntry("d", 2, now, 0, bytes(32), "a false claim"))
+    run.told(BannedEntry("c", 3, now, now + 600, b"", "again"))
+    [answer] = asked(run.board, "/v1/training/global")
+    assert [(ban["peer"], ban["number"], ban["reason"]) for ban in answer.json()["bans"]] == [
+        ("d", 2, "a false claim"),
+        ("c", 3, "again"),
+    ]
+    run.now += 600
+    [answer] = asked(run.board, "/v1/training/global")
+    assert [ban["peer"] for ban in answer.json()["bans"]] == ["d"]
+    run.board.replay(run.recorded, [])
+    assert [ban.peer for ban in run.board.bans] == ["d"]
 
 
 def test_a_loss_that_is_not_a_number_is_null(run: Run) -> None:
