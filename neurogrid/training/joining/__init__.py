@@ -25,6 +25,7 @@ from neurogrid.training.joining.state import (
     Outcome,
     Refused,
     RefusedFor,
+    Spent,
     Trial,
     Waiter,
     Waits,
@@ -51,6 +52,7 @@ __all__ = [
     # What came of it
     "Outcome",
     "Waits",
+    "Spent",
     "BeganTrial",
     "Became",
     "Refused",

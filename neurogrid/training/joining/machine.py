@@ -29,6 +29,7 @@ from neurogrid.training.joining.state import (
     Outcome,
     Refused,
     RefusedFor,
+    Spent,
     Trial,
     Waiter,
     Waits,
@@ -47,13 +48,15 @@ _MAX_SERIALS: Final = 1024
 class JoinMachine:
     """Decides who takes part, and who counts.
 
-    What its methods give is what came of it, in order: to be told to peers, and of bans to be written down first.
+    What its methods give is what came of it, in order: to be told to peers, and bans and what is spent to be written
+    down first.
 
     Args:
         rules: of the run.
         run: its id, 16 bytes.
         leader: the peer id of its leader, who takes no part.
-        bans: of before, as the journal has them.
+        bans: of before, as they were written down.
+        spent: uses of before, the same.
         members: peers that sit in the run already, and count: of a leader that has come back.
         round_number: the last that was decided.
 
@@ -68,6 +71,7 @@ class JoinMachine:
         leader: str,
         *,
         bans: Iterable[Ban] = (),
+        spent: Iterable[Spent] = (),
         members: Iterable[str] = (),
         round_number: int = 0,
     ) -> None:
@@ -75,10 +79,14 @@ class JoinMachine:
         known: dict[str, Ban] = {}
         for ban in sorted(bans, key=lambda ban: ban.number):
             known[ban.peer] = ban
+        uses: dict[int, frozenset[str]] = {}
+        for use in spent:
+            uses[use.serial] = uses.get(use.serial, frozenset()) | {use.peer}
         self.state = JoinState(
             round=round_number,
             members={peer: Member(round_number) for peer in members if peer not in known},
             bans=known,
+            uses=uses,
             num_bans=max((ban.number for ban in known.values()), default=0),
         )
 
@@ -171,9 +179,9 @@ class JoinMachine:
         if not invitation.is_open:
             if state.num_inside >= rules.max_members:
                 return [Refused(peer, RefusedFor.FULL, rules.retry_seconds)]
-            self._use(peer, invitation.serial, invitation.max_uses)
+            spent = self._use(peer, invitation.serial, invitation.max_uses)
             self._let_in(peer)
-            return [Became(peer)]
+            return [*spent, Became(peer)]
         if len(state.waiting) >= rules.max_waiting or len(state.bans) >= MAX_BANS:
             return [Refused(peer, RefusedFor.FULL, rules.retry_seconds)]
         waiter = Waiter(now + rules.wait_seconds, invitation.serial, invitation.max_uses)
@@ -202,11 +210,13 @@ class JoinMachine:
         is_new = serial not in self.state.uses
         return len(used) >= max_uses or (is_new and len(self.state.uses) >= _MAX_SERIALS)
 
-    def _use(self, peer: str, serial: int, max_uses: int) -> None:
-        """A peer comes by an invitation: that counts, also once it has left."""
-        if max_uses:
-            used = self.state.uses.get(serial, frozenset()) | {peer}
-            self.state = replace(self.state, uses={**self.state.uses, serial: used})
+    def _use(self, peer: str, serial: int, max_uses: int) -> list[Outcome]:
+        """A peer comes by an invitation: that counts, also once it has left, and once for each peer."""
+        used = self.state.uses.get(serial, frozenset())
+        if not max_uses or peer in used:
+            return []
+        self.state = replace(self.state, uses={**self.state.uses, serial: used | {peer}})
+        return [Spent(peer, serial)]
 
     def _begin_trials(self, now: float) -> list[Outcome]:
         """Begin trials of those that wait, in the order in which they came, as far as there is room."""
@@ -222,7 +232,7 @@ class JoinMachine:
             if self._is_used_up(peer, waiter.serial, waiter.max_uses):
                 outcomes.append(self._refuse(peer, RefusedFor.USED_UP, now))
                 continue
-            self._use(peer, waiter.serial, waiter.max_uses)
+            outcomes += self._use(peer, waiter.serial, waiter.max_uses)
             state = self.state
             trial = Trial(now + rules.trial_seconds, state.round)
             self.state = replace(

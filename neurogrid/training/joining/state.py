@@ -22,6 +22,7 @@ __all__ = [
     "Outcome",
     "Refused",
     "RefusedFor",
+    "Spent",
     "Trial",
     "Waiter",
     "Waits",
@@ -174,6 +175,14 @@ class Waits:
 
 
 @dataclass(frozen=True, slots=True)
+class Spent:
+    """A use of an invitation that has a limit of them is spent: to be written down before what comes of it is told."""
+
+    peer: str
+    serial: int
+
+
+@dataclass(frozen=True, slots=True)
 class BeganTrial:
     """A peer is on trial until then, at most."""
 
@@ -209,7 +218,7 @@ class Banned:
     ban: Ban
 
 
-Outcome = Waits | BeganTrial | Became | Refused | Banned
+Outcome = Waits | Spent | BeganTrial | Became | Refused | Banned
 
 
 def without(mapping: Mapping[_Key, _Value], key: _Key) -> dict[_Key, _Value]:

@@ -26,6 +26,7 @@ from neurogrid.training.joining import (
     Outcome,
     Refused,
     RefusedFor,
+    Spent,
     Waits,
 )
 
@@ -198,15 +199,23 @@ def test_what_an_invitation_is_not_good_for(invitation: Invitation, reason: Refu
 
 def test_as_many_come_by_an_invitation_as_it_says_also_once_some_have_left() -> None:
     joins, two = machine(), replace(OPEN, max_uses=2)
-    joins.applied(peer(0), two, now=NOW)
-    joins.applied(peer(1), two, now=NOW)
+    told = [joins.applied(peer(number), two, now=NOW) for number in (0, 1)]
+    assert told == [
+        [Spent(peer(number), 1), BeganTrial(peer(number), NOW + 100)] for number in (0, 1)
+    ]
     joins.left(peer(0), now=NOW)
     assert joins.applied(peer(2), two, now=NOW) == [Refused(peer(2), RefusedFor.USED_UP, None)]
     # Its use is its own.
     assert joins.applied(peer(0), two, now=NOW + 50) == [BeganTrial(peer(0), NOW + 150)]
-    assert joins.applied(peer(2), replace(two, serial=3), now=NOW + 50)[0] == Waits(
-        peer(2), NOW + 110
-    )
+    assert joins.applied(peer(2), replace(two, serial=3), now=NOW + 50) == [
+        Waits(peer(2), NOW + 110)
+    ]
+    # Who waits has spent nothing yet.
+    assert joins.state.uses == {1: {peer(0), peer(1)}}
+    # Nor does a leader that comes back forget them.
+    again = machine(spent=[use for each in told for use in each if isinstance(use, Spent)])
+    assert again.applied(peer(2), two, now=NOW) == [Refused(peer(2), RefusedFor.USED_UP, None)]
+    assert again.applied(peer(1), two, now=NOW) == [BeganTrial(peer(1), NOW + 100)]
 
 
 def test_a_leader_that_comes_back_has_its_bans_and_its_members() -> None:
@@ -290,6 +299,7 @@ class Story:
         assert len(numbers) == len(set(numbers))
         assert max(numbers, default=0) == state.num_bans
         assert LEADER not in inside
+        assert all(len(peers) <= 2 for peers in state.uses.values())
         due = self.joins.next_at
         assert due is None or due > self.now
 
