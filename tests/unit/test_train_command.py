@@ -71,6 +71,7 @@ def test_the_first_word_says_what_it_is() -> None:
         ("prepare", "a", "b"): "prepare",
         ("data", "d", "--join", "x"): "data",
         ("status", "d"): "status",
+        ("verify", "d"): "verify",
         ("change", "d", "stop.steps=1"): "change",
         ("export", "d", "o"): "export",
         ("testnet", "run.toml"): "testnet",
@@ -80,7 +81,7 @@ def test_the_first_word_says_what_it_is() -> None:
     assert names == {
         "train",
         *(f"train {w}" for w in ("check", "prepare", "data", "status", "change")),
-        *(f"train {w}" for w in ("export", "testnet")),
+        *(f"train {w}" for w in ("export", "testnet", "verify")),
     }
 
 

@@ -29,6 +29,7 @@ from neurogrid.cli.commands.train_files import (
 from neurogrid.cli.commands.train_model import add_run_file, check_paths, model_of, run_directory
 from neurogrid.cli.commands.train_seen import add_seen_options, check_seen_options, showing
 from neurogrid.cli.commands.train_testnet import add_testnet_options, testnet
+from neurogrid.cli.commands.train_verify import add_verify_options, verify
 from neurogrid.cli.libraries import import_libraries
 from neurogrid.cli.options.common import (
     ArgumentParser,
@@ -72,6 +73,7 @@ __all__ = [
     "add_run_options",
     "add_status_options",
     "add_testnet_options",
+    "add_verify_options",
     "build_parser",
     "run",
 ]
@@ -176,6 +178,7 @@ def run(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
         "export": export,
         "status": status,
         "testnet": testnet,
+        "verify": verify,
     }
     if (ends_at_once := ends.get(options.word)) is not None:
         return run_command(parser.prog, lambda: ends_at_once(options, screen), screen=screen)

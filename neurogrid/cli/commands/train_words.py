@@ -5,6 +5,7 @@
     neurogrid train prepare SOURCE OUT  make a data set
     neurogrid train data DIR            serve one to the members of a run
     neurogrid train status DIR          how far a run is
+    neurogrid train verify JOURNAL      whether its journal is whole
     neurogrid train change DIR KEY=VALUE    change what a run goes by
     neurogrid train export DIR OUT      write its model
     neurogrid train testnet RUN.toml    try it on this machine, with workers that are killed
@@ -26,6 +27,7 @@ from neurogrid.cli.commands.train import (
     add_run_options,
     add_status_options,
     add_testnet_options,
+    add_verify_options,
 )
 
 __all__ = ["TRAIN_COMMANDS"]
@@ -98,6 +100,21 @@ TRAIN_COMMANDS: Final = (
         (("train status runs/run", "rounds, loss, speed, and the newest checkpoint"),),
         add_status_options,
         {"word": "status"},
+    ),
+    Command(
+        "train verify",
+        "JOURNAL",
+        "whether the journal of a run is whole, and what the run came to",
+        "Go through the journal of a run from its first line: whether each is as it was signed and follows from those "
+        "before, and whether each sample of an epoch was used exactly once. Status 0 if so; else 1, and the first line "
+        "that is wrong.",
+        ("--json",),
+        (
+            ("train verify runs/run", "of the run that is kept there"),
+            ("train verify copy-of-journal --json", "of a file alone, for a program"),
+        ),
+        add_verify_options,
+        {"word": "verify"},
     ),
     Command(
         "train change",

@@ -6,6 +6,7 @@ estimate         what a run takes: memory, bytes and time
 projection       how much work makes members finish together
 resources        what workers offer and leaders lease
 entries, journal, audit    what happened, so that nobody can say otherwise
+verdict          whether a journal is whole, and what its run came to
 changes          values of the run file that are changed while the run goes on
 state, machine   what a run has come to, and what comes next
 alarms, learning, tracker   whether it learns, and what its figures say

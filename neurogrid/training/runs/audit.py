@@ -56,6 +56,8 @@ class Audit:
         joined, left: how often members did.
         has_ended: the run is over.
         problems: what must not be, each with the round or the work; none in a sound journal.
+        line: the number of the entry, from 1, at which the first of them was seen; None where there is none, or only
+            all entries together are wrong.
     """
 
     rounds: int
@@ -67,6 +69,7 @@ class Audit:
     left: int
     has_ended: bool
     problems: tuple[str, ...]
+    line: int | None = None
 
     @property
     def is_sound(self) -> bool:
@@ -80,14 +83,16 @@ def audit(entries: Iterable[Entry]) -> Audit:
     if not entries or not isinstance(entries[0], RunEntry):
         kind = entries[0].kind if entries else "nothing"
         problem = f"a journal begins with its run, not with {kind}"
-        return Audit(0, 0, 0, 0, {}, 0, 0, has_ended=False, problems=(problem,))
+        return Audit(0, 0, 0, 0, {}, 0, 0, has_ended=False, problems=(problem,), line=1)
     run, resumed = entries[0], {each.round for each in entries if isinstance(each, ResumedEntry)}
     books = _Books(run, resumed)
     for entry in entries[1:]:
         books.take(entry)
     books.close()
+    line = books.line
     if not books.problems:
-        books.problems += _replay(run, entries, resumed)
+        for line, problem in _replay(run, entries, resumed):
+            books.problems.append(problem)
     used = books.state.used
     return Audit(
         rounds=books.state.round,
@@ -101,17 +106,22 @@ def audit(entries: Iterable[Entry]) -> Audit:
         left=books.left,
         has_ended=books.state.has_ended,
         problems=tuple(books.problems[:_MAX_PROBLEMS]),
+        line=line,
     )
 
 
-def _replay(run: RunEntry, entries: Sequence[Entry], resumed: set[int]) -> Iterator[str]:
-    """What is wrong when the run is gone through as its leader did."""
+def _replay(
+    run: RunEntry, entries: Sequence[Entry], resumed: set[int]
+) -> Iterator[tuple[int, str]]:
+    """The entry that is wrong when the run is gone through as its leader did, by its number, and what is."""
+    number = 1
     try:
         state = RunState(run.slices, seed=run.seed, resumable=resumed)
         for entry in entries:
             state.apply(entry)
+            number += 1
     except NeuroGridError as exc:
-        yield str(exc)
+        yield number, str(exc)
 
 
 class _Counts:
@@ -224,12 +234,15 @@ class _Books:
         self._num_bans = 0
         self.joined = self.left = 0
         self.problems: list[str] = []
+        self.line: int | None = None
+        self._number: int | None = 1
 
     def take(self, entry: Entry) -> None:
         """Go on by one entry."""
         state = self.state
-        may_follow = LeftEntry | CheckpointEntry | ResumedEntry | BannedEntry
-        if state.has_ended and not isinstance(entry, may_follow):
+        assert self._number is not None
+        self._number += 1
+        if state.has_ended and not isinstance(entry, LeftEntry | CheckpointEntry | ResumedEntry):
             self._wrong(f"{entry.kind} comes after the end of the run")
         if isinstance(entry, BannedEntry):
             self._ban(entry)
@@ -275,6 +288,7 @@ class _Books:
 
     def close(self) -> None:
         """Look at all of it together."""
+        self._number = None
         state, used = self.state, self.state.used
         if used.most > state.begun.most:
             self._wrong(
@@ -288,6 +302,8 @@ class _Books:
             )
 
     def _wrong(self, problem: str) -> None:
+        if not self.problems:
+            self.line = self._number
         self.problems.append(problem)
 
     def _ban(self, entry: BannedEntry) -> None:

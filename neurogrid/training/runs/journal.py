@@ -42,7 +42,15 @@ _MAX_LINE_BYTES: Final = 256 * 1024 * 1024
 
 
 class JournalError(ConfigurationError):
-    """A journal is not as it was written, or is somebody else's; the text names the line."""
+    """A journal is not as it was written, or is somebody else's; the text names the line.
+
+    Attributes:
+        line: the first that is wrong, from 1; None where the journal is another leader's.
+    """
+
+    def __init__(self, text: str, line: int | None = None) -> None:
+        super().__init__(text)
+        self.line = line
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,11 +269,14 @@ def _read(path: Path, file: BinaryIO) -> _Found:
             follows = (said["line"], said["before"]) == (number, found.last)
         except (ValueError, LookupError, TypeError, RecursionError) as exc:
             _refuse_unsigned(path, file)
-            raise JournalError(f"{path}, line {number}: no entry of a journal: {exc}") from exc
+            raise JournalError(
+                f"{path}, line {number}: no entry of a journal: {exc}", number
+            ) from exc
         if not follows:
             _refuse_unsigned(path, file)
             raise JournalError(
-                f"{path}, line {number} does not follow on the line before it: lines were taken out or added"
+                f"{path}, line {number} does not follow on the line before it: lines were taken out or added",
+                number,
             )
         if isinstance(entry, RunEntry):
             found.leader = entry.leader
@@ -285,7 +296,9 @@ def _lines(path: Path, file: BinaryIO) -> Iterator[bytes]:
     while line := file.readline(_MAX_LINE_BYTES + 1):
         number += 1
         if len(line) > _MAX_LINE_BYTES:
-            raise JournalError(f"{path}, line {number} is longer than {_MAX_LINE_BYTES} bytes")
+            raise JournalError(
+                f"{path}, line {number} is longer than {_MAX_LINE_BYTES} bytes", number
+            )
         if not line.endswith(b"\n"):
             return
         yield line[:-1]
@@ -311,11 +324,12 @@ def _refuse_unsigned(path: Path, file: BinaryIO) -> None:
                 ConfigurationError,
             ):
                 raise JournalError(
-                    f"{path}, line 1 does not say whose journal it is: it was altered, or is none"
+                    f"{path}, line 1 does not say whose journal it is: it was altered, or is none",
+                    1,
                 ) from None
         if not _is_signed(line, key):
             raise JournalError(
-                f"{path}, line {number} is not as its leader signed it: it was altered"
+                f"{path}, line {number} is not as its leader signed it: it was altered", number
             )
 
 
