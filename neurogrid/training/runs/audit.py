@@ -89,10 +89,8 @@ def audit(entries: Iterable[Entry]) -> Audit:
     for entry in entries[1:]:
         books.take(entry)
     books.close()
-    line = books.line
     if not books.problems:
-        for line, problem in _replay(run, entries, resumed):
-            books.problems.append(problem)
+        books.replay(run, entries, resumed)
     used = books.state.used
     return Audit(
         rounds=books.state.round,
@@ -106,22 +104,8 @@ def audit(entries: Iterable[Entry]) -> Audit:
         left=books.left,
         has_ended=books.state.has_ended,
         problems=tuple(books.problems[:_MAX_PROBLEMS]),
-        line=line,
+        line=books.line,
     )
-
-
-def _replay(
-    run: RunEntry, entries: Sequence[Entry], resumed: set[int]
-) -> Iterator[tuple[int, str]]:
-    """The entry that is wrong when the run is gone through as its leader did, by its number, and what is."""
-    number = 1
-    try:
-        state = RunState(run.slices, seed=run.seed, resumable=resumed)
-        for entry in entries:
-            state.apply(entry)
-            number += 1
-    except NeuroGridError as exc:
-        yield number, str(exc)
 
 
 class _Counts:
@@ -300,6 +284,17 @@ class _Books:
             self._wrong(
                 f"{used.num - len(used.levels[0])} samples were used less often than others"
             )
+
+    def replay(self, run: RunEntry, entries: Sequence[Entry], resumed: set[int]) -> None:
+        """Go through the run as its leader did."""
+        self._number = 1
+        try:
+            state = RunState(run.slices, seed=run.seed, resumable=resumed)
+            for entry in entries:
+                state.apply(entry)
+                self._number += 1
+        except NeuroGridError as exc:
+            self._wrong(str(exc))
 
     def _wrong(self, problem: str) -> None:
         if not self.problems:
