@@ -24,10 +24,12 @@ from neurogrid.training.runs.entries import (
     ChangedEntry,
     CheckpointEntry,
     DealtEntry,
+    DeputyEntry,
     EndEntry,
     Entry,
     EpochEntry,
     JoinedEntry,
+    LedEntry,
     LeftEntry,
     ResumedEntry,
     ReturnedEntry,
@@ -35,7 +37,8 @@ from neurogrid.training.runs.entries import (
     RunEntry,
     StoppingEntry,
 )
-from neurogrid.training.runs.state import RunState
+from neurogrid.training.runs.state import Occupant, RunState
+from neurogrid.training.runs.terms import are_most
 
 __all__ = ["Audit", "audit"]
 
@@ -164,6 +167,7 @@ class _Seat:
     peer: str | None
     num_works: int = 0
     works: list[Assignment] = field(default_factory=list)
+    incarnation: int = 0
 
 
 @dataclass
@@ -193,7 +197,7 @@ class _State:
         state.begun, state.used = self.begun.copy(), self.used.copy()
         state.returned = [level.copy() for level in self.returned]
         state.seats = {
-            number: _Seat(seat.peer, seat.num_works, list(seat.works))
+            number: _Seat(seat.peer, seat.num_works, list(seat.works), seat.incarnation)
             for number, seat in self.seats.items()
         }
         state.emptied = set(self.emptied)
@@ -215,7 +219,8 @@ class _Books:
         self._resumed = resumed
         self._kept = {0: self.state.copy()}
         self._changes = Changes()
-        self._num_bans = 0
+        # Who leads is not taken back.
+        self._term, self._deputy, self._deputy_number = 0, "", 0
         self.joined = self.left = 0
         self.problems: list[str] = []
         self.line: int | None = None
@@ -226,7 +231,9 @@ class _Books:
         state = self.state
         assert self._number is not None
         self._number += 1
-        if state.has_ended and not isinstance(entry, LeftEntry | CheckpointEntry | ResumedEntry):
+        if state.has_ended and not isinstance(
+            entry, LeftEntry | CheckpointEntry | ResumedEntry | DeputyEntry | LedEntry
+        ):
             self._wrong(f"{entry.kind} comes after the end of the run")
         if isinstance(entry, BannedEntry):
             self._ban(entry)
@@ -267,8 +274,32 @@ class _Books:
                 if seat.works:
                     self._wrong(f"the run ended while seat {number} had work")
             state.has_ended = True
+        elif isinstance(entry, DeputyEntry):
+            if entry.number <= self._deputy_number:
+                self._wrong(f"deputy {entry.number} was named after deputy {self._deputy_number}")
+            self._deputy, self._deputy_number = entry.peer, entry.number
+        elif isinstance(entry, LedEntry):
+            self._take_over(entry)
         else:
             self._wrong("a second run begins in the journal")
+
+    def _take_over(self, entry: LedEntry) -> None:
+        if entry.term <= self._term:
+            self._wrong(f"term {entry.term} comes after term {self._term}")
+        if entry.leader != self._deputy:
+            self._wrong(f"{entry.leader} leads in term {entry.term}, and was no deputy")
+        members = {
+            Occupant(seat.peer, seat.incarnation)
+            for seat in self.state.seats.values()
+            if seat.peer is not None
+        }
+        promised = {Occupant(peer, incarnation) for peer, incarnation, _ in entry.promises}
+        if not are_most(members, promised):
+            self._wrong(
+                f"{entry.leader} leads in term {entry.term} with the promises of {len(members & promised)} of "
+                f"{len(members)} members, which are not most"
+            )
+        self._term, self._deputy, self._deputy_number = entry.term, "", 0
 
     def close(self) -> None:
         """Look at all of it together."""
@@ -318,7 +349,7 @@ class _Books:
         seat = seats.setdefault(entry.seat, _Seat(None))
         if seat.peer is not None:
             self._wrong(f"{entry.peer} joined on seat {entry.seat}, where {seat.peer} sat")
-        seat.peer = entry.peer
+        seat.peer, seat.incarnation = entry.peer, entry.incarnation
 
     def _leave(self, entry: LeftEntry) -> None:
         self.left += 1

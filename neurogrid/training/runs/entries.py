@@ -22,10 +22,12 @@ __all__ = [
     "ChangedEntry",
     "CheckpointEntry",
     "DealtEntry",
+    "DeputyEntry",
     "EndEntry",
     "Entry",
     "EpochEntry",
     "JoinedEntry",
+    "LedEntry",
     "LeftEntry",
     "ResumedEntry",
     "ReturnedEntry",
@@ -37,6 +39,7 @@ __all__ = [
 
 _DIGEST: Final = 32
 _RUN_ID: Final = 16
+_SIGNATURE: Final = 64
 _MAX_CHARS: Final = 1024
 
 
@@ -527,6 +530,67 @@ class ResumedEntry(Entry):
 
 
 @dataclass(frozen=True, slots=True)
+class DeputyEntry(Entry):
+    """The leader names its deputy, or nobody; the one before is none any more.
+
+    Attributes:
+        number: rises with each; members are told of the deputy by it.
+        peer: peer id of the deputy; empty for nobody.
+    """
+
+    number: int
+    peer: str
+
+    kind: ClassVar[str] = "deputy"
+
+    def fields(self) -> Iterator[tuple[str, object]]:
+        yield "number", self.number
+        yield "peer", self.peer
+
+    @classmethod
+    def read(cls, fields: _Fields) -> DeputyEntry:
+        return cls(fields.number("number", 1), fields.text("peer"))
+
+
+@dataclass(frozen=True, slots=True)
+class LedEntry(Entry):
+    """The deputy leads from here on, and signs this line and those after it.
+
+    Attributes:
+        term: greater than that of any leader before; the first one's is 0.
+        leader: peer id of the deputy.
+        promises: of members for this term: peer id, incarnation, and signature of each.
+    """
+
+    term: int
+    leader: str
+    promises: tuple[tuple[str, int, bytes], ...]
+
+    kind: ClassVar[str] = "led"
+
+    def fields(self) -> Iterator[tuple[str, object]]:
+        yield "term", self.term
+        yield "leader", self.leader
+        yield (
+            "promises",
+            [[peer, number, signature.hex()] for peer, number, signature in self.promises],
+        )
+
+    @classmethod
+    def read(cls, fields: _Fields) -> LedEntry:
+        term, leader = fields.number("term", 1), fields.text("leader")
+        promises = []
+        for each in fields.array("promises"):
+            if not (isinstance(each, list) and len(each) == 3):
+                raise ValueError("promises have a peer, an incarnation and a signature")
+            signature = bytes.fromhex(_text("signature", each[2]))
+            if len(signature) != _SIGNATURE:
+                raise ValueError(f"a signature is not {_SIGNATURE} bytes in hex")
+            promises.append((_text("peer", each[0]), _number("incarnation", each[1], 0), signature))
+        return cls(term, leader, tuple(promises))
+
+
+@dataclass(frozen=True, slots=True)
 class EndEntry(Entry):
     """The run is over.
 
@@ -610,7 +674,7 @@ _READERS: Final[Mapping[str, Callable[[_Fields], Entry]]] = {
     for cls in (
         *(RunEntry, JoinedEntry, LeftEntry, BannedEntry, BeganEntry, DealtEntry, RoundEntry),
         *(CheckpointEntry, ChangedEntry, StoppingEntry, ResumedEntry, EndEntry),
-        *(ReturnedEntry, EpochEntry),
+        *(DeputyEntry, LedEntry),
     )
 }
 

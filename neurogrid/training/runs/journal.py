@@ -1,5 +1,7 @@
 """The journal of a run: what happened, one line an entry, each with the hash of the one before and signed.
 
+Signed by the run's leader; where a deputy has taken over, by that from there on.
+
     with Journal.open(directory / "journal", identity) as journal:
         journal.append(RoundEntry(...))         # on the disk when it returns
     entries = read_journal(directory / "journal")
@@ -28,9 +30,17 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from neurogrid.errors import ConfigurationError, LocalProtocolError
 from neurogrid.p2p.hosts.identity import Identity, signing_key
 from neurogrid.p2p.trust.directory_lock import held_alone
-from neurogrid.training.runs.entries import Entry, RunEntry, entry_of
+from neurogrid.training.runs.entries import Entry, LedEntry, RunEntry, entry_of
+from neurogrid.training.runs.terms import Place, promise_bytes
 
-__all__ = ["Journal", "JournalError", "Recorded", "check_unled", "read_journal"]
+__all__ = [
+    "Journal",
+    "JournalCopy",
+    "JournalError",
+    "Recorded",
+    "check_unled",
+    "read_journal",
+]
 
 _DOMAIN: Final = b"neurogrid run journal 1\0"
 _SIGNATURE: Final = b',"signature":"'
@@ -70,9 +80,11 @@ class Recorded:
 
 @dataclass(slots=True)
 class _Found:
-    """What was read of a file: its lines, the leader's id, the hash of the last line, and the bytes of all lines."""
+    """What was read of a file: its lines, the id of the last leader, the hash of the last line, and the bytes of all
+    lines."""
 
     recorded: list[Recorded]
+    run: bytes = b""
     leader: str = ""
     last: str = _NOTHING
     num_bytes: int = 0
@@ -100,6 +112,7 @@ class Journal:
         self._stack = stack
         self._clock = clock
         self._is_open = True
+        self._place = Place(len(found.recorded), bytes.fromhex(found.last))
         self.on_append: Callable[[Recorded], None] = lambda recorded: None
         """Is told of each entry that is appended from now on."""
 
@@ -117,6 +130,36 @@ class Journal:
             JournalError: it was altered, or is another leader's.
             ConfigurationError: the file cannot be used.
         """
+        return cls._open(path, identity, clock, may_take_over=False)
+
+    @classmethod
+    def take_over(
+        cls,
+        path: Path,
+        identity: Identity,
+        entry: LedEntry,
+        *,
+        clock: Callable[[], float] = time.time,
+    ) -> Journal:
+        """Open the copy of a journal, and lead its run from here on: `entry` is its next line.
+
+        Args:
+            identity: of the deputy, which signs from here on.
+
+        Raises: as `open` and `append`.
+        """
+        journal = cls._open(path, identity, clock, may_take_over=True)
+        try:
+            journal.append(entry)
+        except BaseException:
+            journal.close()
+            raise
+        return journal
+
+    @classmethod
+    def _open(
+        cls, path: Path, identity: Identity, clock: Callable[[], float], *, may_take_over: bool
+    ) -> Journal:
         with ExitStack() as stack:
             stack.enter_context(_held(path))
             try:
@@ -125,7 +168,7 @@ class Journal:
                 stack.callback(os.close, descriptor)
                 with os.fdopen(os.dup(descriptor), "rb") as file:
                     found = _read(path, file)
-                if found.leader and found.leader != identity.peer_id:
+                if found.leader not in ("", identity.peer_id) and not may_take_over:
                     raise JournalError(
                         f"{path} is the journal of a run that {found.leader} leads; this is {identity.peer_id}. "
                         "Lead it with the identity that it was begun with, which its directory `cluster` had, or begin "
@@ -151,7 +194,7 @@ class Journal:
             raise LocalProtocolError(f"the journal {self.path} is closed")
         if isinstance(entry, RunEntry) == bool(self.entries):
             raise LocalProtocolError("a journal begins with its run, and has no other")
-        if isinstance(entry, RunEntry) and entry.leader != self._identity.peer_id:
+        if isinstance(entry, RunEntry | LedEntry) and entry.leader != self._identity.peer_id:
             raise LocalProtocolError(
                 f"the journal is written by its leader, not for {entry.leader}"
             )
@@ -172,9 +215,20 @@ class Journal:
             ) from exc
         self._num_bytes += len(line) + 1
         self._last = hashlib.sha256(line).hexdigest()
+        self._place = Place(recorded.line, bytes.fromhex(self._last))
         self.entries.append(recorded)
         self.on_append(recorded)
         return recorded
+
+    @property
+    def place(self) -> Place:
+        """Its last line."""
+        return self._place
+
+    @property
+    def num_bytes(self) -> int:
+        """Of all its lines."""
+        return self._num_bytes
 
     def close(self) -> None:
         """Let others write to it. Closing twice is nothing."""
@@ -279,6 +333,12 @@ def _read(path: Path, file: BinaryIO) -> _Found:
                 number,
             )
         if isinstance(entry, RunEntry):
+            found.run, found.leader = entry.run, entry.leader
+        elif isinstance(entry, LedEntry):
+            # From here on another one signs: what was signed before ends here.
+            if not _is_signed(last, signing_key(found.leader)):
+                _refuse_unsigned(path, file)
+            _check_promises(path, number, entry, found)
             found.leader = entry.leader
         found.recorded.append(recorded)
         found.num_bytes += len(line) + 1
@@ -287,6 +347,33 @@ def _read(path: Path, file: BinaryIO) -> _Found:
     if last and not _is_signed(last, signing_key(found.leader)):
         _refuse_unsigned(path, file)
     return found
+
+
+def _next_key(line: bytes, key: Ed25519PublicKey) -> Ed25519PublicKey:
+    """Who signs a line: another one than before, where it says that its leader takes over."""
+    try:
+        entry = entry_of(json.loads(line)["entry"])
+        return signing_key(entry.leader) if isinstance(entry, LedEntry) else key
+    except (ValueError, LookupError, TypeError, RecursionError, ConfigurationError):
+        return key
+
+
+def _check_promises(path: Path, number: int, entry: LedEntry, found: _Found) -> None:
+    """See that members have signed what a line says that they promised; whether they are most, the audit says.
+
+    Raises:
+        JournalError: one has not.
+    """
+    place = Place(number - 1, bytes.fromhex(found.last))
+    for peer, incarnation, signature in entry.promises:
+        said = promise_bytes(found.run, entry.term, entry.leader, incarnation, place)
+        try:
+            signing_key(peer).verify(signature, said)
+        except (InvalidSignature, ConfigurationError) as exc:
+            raise JournalError(
+                f"{path}, line {number} has a promise that {peer} did not sign: it was altered",
+                number,
+            ) from exc
 
 
 def _lines(path: Path, file: BinaryIO) -> Iterator[bytes]:
@@ -327,6 +414,7 @@ def _refuse_unsigned(path: Path, file: BinaryIO) -> None:
                     f"{path}, line 1 does not say whose journal it is: it was altered, or is none",
                     1,
                 ) from None
+        key = _next_key(line, key)
         if not _is_signed(line, key):
             raise JournalError(
                 f"{path}, line {number} is not as its leader signed it: it was altered", number
@@ -342,3 +430,121 @@ def _is_signed(line: bytes, key: Ed25519PublicKey) -> bool:
     except (InvalidSignature, ValueError):
         return False
     return True
+
+
+class JournalCopy:
+    """A copy of a journal, which another program writes: its bytes come in pieces, and whole lines are kept.
+
+    Args:
+        path: the file; made if it is not there.
+        on_entry: is told of each entry that is in it, once the line is on the disk; first of those that are there.
+
+    Raises:
+        DirectoryInUseError: another process writes to it; says which.
+        JournalError: it is no journal, or was altered.
+        ConfigurationError: the file cannot be used.
+    """
+
+    def __init__(self, path: Path, on_entry: Callable[[Recorded], None]) -> None:
+        self.path, self._on_entry = path, on_entry
+        with ExitStack() as stack:
+            stack.enter_context(_held(path))
+            try:
+                is_new = not path.exists()
+                self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+                stack.callback(os.close, self._descriptor)
+                with os.fdopen(os.dup(self._descriptor), "rb") as file:
+                    self._found = _read(path, file)
+                os.ftruncate(self._descriptor, self._found.num_bytes)
+                os.fsync(self._descriptor)
+                if is_new:
+                    _sync_directory(path.parent)
+            except OSError as exc:
+                raise ConfigurationError(f"cannot use the journal {path}: {exc.strerror}") from exc
+            self._stack = stack.pop_all()
+        self._rest = b""
+        for recorded in self._found.recorded:
+            on_entry(recorded)
+
+    @property
+    def place(self) -> Place:
+        """Its last line."""
+        return Place(len(self._found.recorded), bytes.fromhex(self._found.last))
+
+    @property
+    def num_bytes(self) -> int:
+        """Of whole lines, which are on the disk."""
+        return self._found.num_bytes
+
+    @property
+    def num_received(self) -> int:
+        """The same with what has come of a line that is not whole yet."""
+        return self._found.num_bytes + len(self._rest)
+
+    @property
+    def leader(self) -> str:
+        """The peer id that signed the last line; empty where there is none."""
+        return self._found.leader
+
+    @property
+    def run(self) -> bytes:
+        """The id of the run; empty where no line says it yet."""
+        return self._found.run
+
+    def forget_rest(self) -> None:
+        """What has come of a line that is not whole is to come again."""
+        self._rest = b""
+
+    def take(self, data: bytes) -> None:
+        """Go on by the bytes that follow. Blocks for as long as the disk takes.
+
+        Raises:
+            JournalError: they are not what the leader has signed. Nothing of that line is kept.
+            ConfigurationError: they cannot be written.
+        """
+        *lines, rest = (self._rest + data).split(b"\n")
+        self._rest = b""
+        if len(rest) > _MAX_LINE_BYTES:
+            raise JournalError(f"{self.path}: a line is longer than {_MAX_LINE_BYTES} bytes")
+        for line in lines:
+            self._take(line)
+        self._rest = rest
+
+    def _take(self, line: bytes) -> None:
+        found = self._found
+        number = len(found.recorded) + 1
+        try:
+            said = json.loads(line)
+            entry = entry_of(said["entry"])
+            recorded = Recorded(number, float(said["time"]), entry)
+            follows = (said["line"], said["before"]) == (number, found.last)
+            if isinstance(entry, RunEntry) != (number == 1):
+                raise ValueError("a journal begins with its run, and has no other")
+        except (ValueError, LookupError, TypeError, RecursionError) as exc:
+            raise JournalError(
+                f"{self.path}, line {number}: no entry of a journal: {exc}", number
+            ) from exc
+        leader = entry.leader if isinstance(entry, RunEntry | LedEntry) else found.leader
+        if not follows or not _is_signed(line, signing_key(leader)):
+            raise JournalError(
+                f"{self.path}, line {number} is not as its leader signed it, or does not follow on the line before",
+                number,
+            )
+        if isinstance(entry, LedEntry):
+            _check_promises(self.path, number, entry, found)
+        elif isinstance(entry, RunEntry):
+            found.run = entry.run
+        try:
+            _write(self._descriptor, line + b"\n", found.num_bytes)
+        except OSError as exc:
+            raise ConfigurationError(
+                f"cannot write the journal {self.path}: {exc.strerror}. Make room, and begin again"
+            ) from exc
+        found.recorded.append(recorded)
+        found.leader, found.last = leader, hashlib.sha256(line).hexdigest()
+        found.num_bytes += len(line) + 1
+        self._on_entry(recorded)
+
+    def close(self) -> None:
+        """Let others write to it. Closing twice is nothing."""
+        self._stack.close()

@@ -22,10 +22,12 @@ from neurogrid.training.runs.entries import (
     ChangedEntry,
     CheckpointEntry,
     DealtEntry,
+    DeputyEntry,
     EndEntry,
     Entry,
     EpochEntry,
     JoinedEntry,
+    LedEntry,
     LeftEntry,
     ResumedEntry,
     ReturnedEntry,
@@ -116,7 +118,9 @@ class RunState:
         num_slices: of its data.
         holds: by seat, slices that its member has on its own disk.
         changes: of its run file.
-        bans: of peers that were banned, in order, by peer: what is resumed takes none back.
+        term: of its leader; 0 of the first one.
+        deputy: peer id of who may ask to lead; empty for nobody.
+        deputy_number: of the entry that says so.
         dealt_before: by the round of a change, how many rounds' works were dealt by then to one seat, and of how many
             samples.
     """
@@ -144,7 +148,9 @@ class RunState:
         self.num_trained = 0
         self.reason = ""
         self.changes = Changes()
-        self.bans: dict[str, list[BannedEntry]] = {}
+        self.term = 0
+        self.deputy = ""
+        self.deputy_number = 0
         self.dealt_before: dict[int, tuple[int, int]] = {}
         self._snapshots: dict[int, dict[str, Any]] = {}
         self._snapshots[0] = self._snapshot()
@@ -159,6 +165,10 @@ class RunState:
     def occupied(self) -> list[Seat]:
         """Seats with a member, by their numbers."""
         return [seat for _, seat in sorted(self.seats.items()) if seat.occupant is not None]
+
+    def occupants(self) -> frozenset[Occupant]:
+        """Who sits on seats."""
+        return frozenset(seat.occupant for seat in self.seats.values() if seat.occupant is not None)
 
     def vacant(self) -> list[Seat]:
         """Seats that wait for a member, by their numbers."""
@@ -223,6 +233,10 @@ class RunState:
             self._resume(entry.round)
         elif isinstance(entry, EndEntry):
             self.phase, self.reason = Phase.ENDED, entry.reason
+        elif isinstance(entry, DeputyEntry):
+            self.deputy, self.deputy_number = entry.peer, entry.number
+        elif isinstance(entry, LedEntry):
+            self.term, self.deputy, self.deputy_number = entry.term, "", 0
         else:
             # They change nothing here.
             assert isinstance(entry, RunEntry | CheckpointEntry | EpochEntry)

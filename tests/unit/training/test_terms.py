@@ -153,6 +153,7 @@ def test_a_deputy_that_is_back_is_told_of_again() -> None:
     leader = Copies("leader")
     leader.wrote(1, frozenset({A}))
     leader.appoint("deputy", 5)
+    leader.has_copied(1)
     leader.drop(3)
     assert leader.told == (6, "")
     leader.keep()
