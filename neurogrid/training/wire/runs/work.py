@@ -174,6 +174,7 @@ class Order(ControlPayload):
         works: the work at hand and those after it; none while there is nothing to do.
         sources: multiaddrs of peers that have slices, with their peer ids.
         ends: nothing comes after these works.
+        term: u64, of the leader; 0 of the first one.
     """
 
     run: bytes
@@ -182,6 +183,7 @@ class Order(ControlPayload):
     works: tuple[Work, ...] = ()
     sources: tuple[str, ...] = ()
     ends: bool = False
+    term: int = 0
 
     _map = Map(
         "Order",
@@ -192,6 +194,7 @@ class Order(ControlPayload):
             "works": _nested(Work.decode, MAX_WORKS),
             "sources": optional(array(text(MAX_ADDRESS_CHARS, smallest=1), MAX_RUN_SOURCES)),
             "ends": optional(BOOLEAN),
+            "term": COUNT,
         },
     )
 
