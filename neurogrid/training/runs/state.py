@@ -118,9 +118,6 @@ class RunState:
         num_slices: of its data.
         holds: by seat, slices that its member has on its own disk.
         changes: of its run file.
-        term: of its leader; 0 of the first one.
-        deputy: peer id of who may ask to lead; empty for nobody.
-        deputy_number: of the entry that says so.
         dealt_before: by the round of a change, how many rounds' works were dealt by then to one seat, and of how many
             samples.
     """
@@ -148,9 +145,6 @@ class RunState:
         self.num_trained = 0
         self.reason = ""
         self.changes = Changes()
-        self.term = 0
-        self.deputy = ""
-        self.deputy_number = 0
         self.dealt_before: dict[int, tuple[int, int]] = {}
         self._snapshots: dict[int, dict[str, Any]] = {}
         self._snapshots[0] = self._snapshot()
@@ -165,10 +159,6 @@ class RunState:
     def occupied(self) -> list[Seat]:
         """Seats with a member, by their numbers."""
         return [seat for _, seat in sorted(self.seats.items()) if seat.occupant is not None]
-
-    def occupants(self) -> frozenset[Occupant]:
-        """Who sits on seats."""
-        return frozenset(seat.occupant for seat in self.seats.values() if seat.occupant is not None)
 
     def vacant(self) -> list[Seat]:
         """Seats that wait for a member, by their numbers."""
@@ -233,13 +223,8 @@ class RunState:
             self._resume(entry.round)
         elif isinstance(entry, EndEntry):
             self.phase, self.reason = Phase.ENDED, entry.reason
-        elif isinstance(entry, DeputyEntry):
-            self.deputy, self.deputy_number = entry.peer, entry.number
-        elif isinstance(entry, LedEntry):
-            self.term, self.deputy, self.deputy_number = entry.term, "", 0
-        else:
-            # They change nothing here.
-            assert isinstance(entry, RunEntry | CheckpointEntry | EpochEntry)
+        else:  # they change nothing
+            assert isinstance(entry, RunEntry | CheckpointEntry | DeputyEntry | LedEntry)
 
     def deal(
         self,

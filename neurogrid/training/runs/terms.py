@@ -1,5 +1,6 @@
 """Terms: who leads a run when its leader may be dead. Pure machines: no clock, no socket, no file.
 
+    Sitting     who sits on seats, who leads and who is deputy, by the lines of a journal
     Voter       a member: whom it obeys, and what it promised to whom
     Candidate   a deputy: what it has copied of the journal, and the promises that it has
     Copies      a leader: what its deputy has copied, and whether orders may go out
@@ -17,10 +18,20 @@ Source: protocol_spec/training/terms.md.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
+from neurogrid.training.runs.entries import (
+    DeputyEntry,
+    EndEntry,
+    Entry,
+    JoinedEntry,
+    LedEntry,
+    LeftEntry,
+    ResumedEntry,
+    RunEntry,
+)
 from neurogrid.training.runs.state import Occupant
 
 __all__ = [
@@ -28,6 +39,7 @@ __all__ = [
     "Copies",
     "Place",
     "Promise",
+    "Sitting",
     "Standing",
     "Voter",
     "are_half",
@@ -85,6 +97,49 @@ def are_most(members: Collection[Occupant], those: Collection[Occupant]) -> bool
 def are_half(members: Collection[Occupant], those: Collection[Occupant]) -> bool:
     """Whether those are so many that the others are not more than half of the members."""
     return 2 * len(set(members) & set(those)) >= len(set(members))
+
+
+@dataclass(slots=True)
+class Sitting:
+    """Who sits on seats by the lines of a journal, and who leads.
+
+    Attributes:
+        leader, term: of the last line; empty before the first.
+        deputy, number: who may ask to lead, and the number of the entry that says so; empty and 0 for nobody.
+        seats: members by their seats.
+        has_ended: the run is over.
+    """
+
+    leader: str = ""
+    term: int = 0
+    deputy: str = NOBODY
+    number: int = 0
+    seats: dict[int, Occupant] = field(default_factory=dict)
+    has_ended: bool = False
+
+    @property
+    def members(self) -> frozenset[Occupant]:
+        """That sit on seats."""
+        return frozenset(self.seats.values())
+
+    def take(self, entry: Entry) -> None:
+        """Go on by one entry."""
+        if isinstance(entry, JoinedEntry):
+            self.seats[entry.seat] = Occupant(entry.peer, entry.incarnation)
+        elif isinstance(entry, LeftEntry):
+            self.seats.pop(entry.seat, None)
+        elif isinstance(entry, ResumedEntry):
+            self.seats.clear()
+            self.has_ended = False
+        elif isinstance(entry, DeputyEntry):
+            self.deputy, self.number = entry.peer, entry.number
+        elif isinstance(entry, LedEntry):
+            self.leader, self.term = entry.leader, entry.term
+            self.deputy, self.number = NOBODY, 0
+        elif isinstance(entry, RunEntry):
+            self.leader = entry.leader
+        elif isinstance(entry, EndEntry):
+            self.has_ended = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,6 +306,31 @@ class Copies:
     overruled: dict[Occupant, Standing] = field(default_factory=dict)
     _members: list[tuple[int, frozenset[Occupant]]] = field(default_factory=list)
     _confirmed: dict[Occupant, int] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, me: str, entries: Iterable[Entry]) -> Copies:
+        """Those of a leader that has begun with this journal: what its deputy has of it is not known, but that the
+        deputy may have any line from the one on that names it."""
+        copies, sitting = cls(me), Sitting()
+        for line, entry in enumerate(entries, 1):
+            sitting.take(entry)
+            copies.take(line, entry, sitting)
+        return copies
+
+    def take(self, line: int, entry: Entry, sitting: Sitting) -> None:
+        """A line was written.
+
+        Args:
+            sitting: by the lines up to there.
+        """
+        self.term = sitting.term
+        if isinstance(entry, LedEntry | DeputyEntry):
+            self.dropped()
+        self.wrote(line, sitting.members)
+        if isinstance(entry, DeputyEntry):
+            self.number = entry.number
+            if entry.peer:
+                self.appoint(entry.peer, entry.number)
 
     def wrote(self, line: int, members: frozenset[Occupant]) -> None:
         """A line was written, with these members on seats from there on."""
