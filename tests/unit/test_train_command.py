@@ -70,6 +70,7 @@ def test_the_first_word_says_what_it_is() -> None:
         ("check", "run.toml"): "check",
         ("prepare", "a", "b"): "prepare",
         ("data", "d", "--join", "x"): "data",
+        ("deputy", "d", "--join", "x"): "deputy",
         ("status", "d"): "status",
         ("verify", "d"): "verify",
         ("change", "d", "stop.steps=1"): "change",
@@ -81,7 +82,7 @@ def test_the_first_word_says_what_it_is() -> None:
     assert names == {
         "train",
         *(f"train {w}" for w in ("check", "prepare", "data", "status", "change")),
-        *(f"train {w}" for w in ("export", "testnet", "verify")),
+        *(f"train {w}" for w in ("export", "testnet", "verify", "deputy")),
     }
 
 

@@ -170,6 +170,7 @@ def manage_cluster(options: argparse.Namespace) -> None:
 
 
 def _print_ticket(cluster: Cluster, options: argparse.Namespace) -> None:
+    from neurogrid.p2p.trust import COORDINATOR, WORKER
     from neurogrid.p2p.trust.certificate import format_time
     from neurogrid.p2p.trust.limits import TICKET_LIFETIME
     from neurogrid.p2p.trust.names import WORKER
@@ -181,7 +182,7 @@ def _print_ticket(cluster: Cluster, options: argparse.Namespace) -> None:
         where.peer_id,
         where.addresses,
         relays=where.relays,
-        role=options.ticket_role or WORKER,
+        role=COORDINATOR if getattr(options, "deputy", False) else WORKER,
         lifetime=options.expires or TICKET_LIFETIME,
         max_uses=options.uses or 0,
     )

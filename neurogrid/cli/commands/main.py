@@ -150,6 +150,11 @@ def _add_ticket(parser: argparse.ArgumentParser) -> None:
         help="of the cluster, on the machine that made it",
     )
     add_ticket_options(parser)
+    parser.add_argument(
+        "--deputy",
+        action="store_true",
+        help="the ticket is for a deputy of the run that has this cluster (neurogrid train deputy), which may lead it",
+    )
     add_common_options(parser, port_flag="--p2p-port", is_worker=False)
 
 

@@ -68,6 +68,7 @@ __all__ = [
     "add_change_options",
     "add_check_options",
     "add_data_options",
+    "add_deputy_options",
     "add_export_options",
     "add_prepare_options",
     "add_run_options",
@@ -99,6 +100,11 @@ def add_run_options(parser: argparse.ArgumentParser) -> None:
     )
     run_group.add_argument(
         "--resume", action="store_true", help="go on with the run that is kept there"
+    )
+    run_group.add_argument(
+        "--without-deputy",
+        action="store_true",
+        help="with --resume: the run's deputy has not taken over, and never will, as its machine is lost",
     )
     run_group.add_argument(
         "--local-workers",
@@ -136,6 +142,33 @@ def add_data_options(parser: argparse.ArgumentParser) -> None:
         "directory", type=Path, metavar="DIR", help="what `neurogrid train prepare` wrote"
     )
     trust = parser.add_argument_group("trust", "which run's members are served")
+    add_trust_options(trust, is_worker=True)
+    _add_network_options(parser, port_flag="--port")
+    add_output_options(parser)
+
+
+def add_deputy_options(parser: argparse.ArgumentParser) -> None:
+    """The options of a deputy."""
+    parser.add_argument(
+        "directory",
+        type=Path,
+        metavar="DIR",
+        help="where the copy of the run is kept, new or of before",
+    )
+    parser.add_argument(
+        "--threads",
+        type=positive_int,
+        metavar="N",
+        help="compute on the CPU with N threads (default: OMP_NUM_THREADS, or one for each core)",
+    )
+    parser.add_argument(
+        "--wait",
+        type=positive_float,
+        default=CLUSTER_WAIT,
+        metavar="SECONDS",
+        help="once it leads: how long to wait for as many members as the run file asks for (default %(default)g)",
+    )
+    trust = parser.add_argument_group("trust", "which run is copied")
     add_trust_options(trust, is_worker=True)
     _add_network_options(parser, port_flag="--port")
     add_output_options(parser)
@@ -183,8 +216,11 @@ def run(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
     if (ends_at_once := ends.get(options.word)) is not None:
         return run_command(parser.prog, lambda: ends_at_once(options, screen), screen=screen)
     farewells: Farewells = []
-    serves = options.word == "data"
-    if serves:
+    serves, stands_by = options.word == "data", options.word == "deputy"
+    if stands_by:
+        take_ticket(options)
+        _take_membership(options, parser)
+    elif serves:
         take_ticket(options)
         if not (options.join or options.cluster or options.allow):
             parser.error(
@@ -193,7 +229,7 @@ def run(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
             )
     else:
         os.environ.pop(TICKET_VARIABLE, None)  # is not for the workers started here
-    work = _serve_data if serves else _lead
+    work = _serve_data if serves else _stand_by if stands_by else _lead
     with screen.never_waiting():
         return run_command(
             parser.prog,
@@ -222,7 +258,8 @@ async def _lead_run(options: argparse.Namespace, screen: Screen, farewells: Fare
     with ending_at_once():
         check_paths(run_file, model)
         where = listening(options, port_flag="--p2p-port")
-        trust = trust_of(options, is_worker=False, leads_run=True)
+        # A deputy is another coordinator of the run's cluster.
+        trust = trust_of(options, is_worker=False, admits=("coordinator",))
         warn_of_loopback(where, is_chosen=bool(options.listen))
         keys = check_seen_options(options)
         if options.http_port:
@@ -247,6 +284,7 @@ async def _lead_run(options: argparse.Namespace, screen: Screen, farewells: Fare
         num_threads=options.threads,
         wait=options.wait,
         resume=options.resume,
+        without_deputy=options.without_deputy,
         listen=where.addresses,
         listen_fallback=where.fallback,
         name=options.name,
@@ -289,6 +327,45 @@ async def _serve_data(options: argparse.Namespace, screen: Screen, farewells: Fa
         reach=reaching(options, where.addresses),
     )
     await serve_data(settings, TrainingLines(screen, trust, farewells))
+    return ExitStatus.OK
+
+
+def _take_membership(options: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
+    """Let the membership of a deputy lie in its directory, unless the options name another."""
+    own = options.directory / "cluster"
+    options.cluster = options.cluster or own
+    if not (options.join or options.allow or options.cluster.exists()):
+        parser.error(
+            "a ticket for deputies is needed, which `neurogrid ticket DIR/cluster --deputy` prints where the run is led"
+        )
+
+
+async def _stand_by(options: argparse.Namespace, screen: Screen, farewells: Farewells) -> int:
+    with ending_at_once():
+        where = listening(options, port_flag="--port")
+        trust = trust_of(options, is_worker=True)
+        warn_of_loopback(where, is_chosen=bool(options.listen))
+        import_libraries(screen, "neurogrid.training.leading.deputy")
+    from neurogrid.training.leading.deputy import stand_by
+    from neurogrid.training.leading.settings import DeputySettings
+
+    assert trust.admission is not None
+    assert trust.identity_file is not None
+    settings = DeputySettings(
+        directory=options.directory,
+        admission=trust.admission,
+        identity_file=trust.identity_file,
+        bootstrap=trust.bootstrap,
+        num_threads=options.threads,
+        wait=options.wait,
+        listen=where.addresses,
+        listen_fallback=where.fallback,
+        name=options.name,
+        reach=reaching(options, where.addresses),
+    )
+    checkpoint = await stand_by(settings, TrainingLines(screen, trust, farewells))
+    if checkpoint is not None:
+        screen.print(str(checkpoint))
     return ExitStatus.OK
 
 

@@ -4,6 +4,7 @@
     neurogrid train check RUN.toml      whether it is right, and what it takes
     neurogrid train prepare SOURCE OUT  make a data set
     neurogrid train data DIR            serve one to the members of a run
+    neurogrid train deputy DIR          copy a run, and lead it when its leader is dead
     neurogrid train status DIR          how far a run is
     neurogrid train verify JOURNAL      whether its journal is whole
     neurogrid train change DIR KEY=VALUE    change what a run goes by
@@ -22,6 +23,7 @@ from neurogrid.cli.commands.train import (
     add_change_options,
     add_check_options,
     add_data_options,
+    add_deputy_options,
     add_export_options,
     add_prepare_options,
     add_run_options,
@@ -90,6 +92,20 @@ TRAIN_COMMANDS: Final = (
         ),
         add_data_options,
         {"word": "data"},
+    ),
+    Command(
+        "train deputy",
+        "DIR",
+        "copy a run as it goes, and lead it when its leader is dead",
+        "Keep a copy of a run in DIR, line by line as its leader writes the journal. When the leader has been silent for "
+        "some seconds, ask the members, and lead the run to its end with the promises of most of them.",
+        ("--join", "--cluster", "--port", "--listen"),
+        (
+            ("train deputy copy/ --join @ticket", "with a ticket for deputies in a file"),
+            ("train deputy copy/", "the same again: it remembers the run"),
+        ),
+        add_deputy_options,
+        {"word": "deputy"},
     ),
     Command(
         "train status",

@@ -14,6 +14,7 @@ import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from libp2p.crypto.ed25519 import create_new_key_pair
 from libp2p.crypto.keys import KeyPair
@@ -23,7 +24,7 @@ from libp2p.peer.id import ID
 from neurogrid.errors import ConfigurationError
 from neurogrid.p2p.trust.key_files import check_owner_alone
 
-__all__ = ["Identity", "fingerprint_of", "short_peer_id", "signing_key"]
+__all__ = ["Identity", "is_signed_by", "short_peer_id", "signing_key"]
 
 # A serialised Ed25519 key is 68 B; RSA keys of other programs take a few KiB.
 MAX_IDENTITY_BYTES = 64 * 1024
@@ -126,17 +127,13 @@ def signing_key(peer_id: str) -> Ed25519PublicKey:
     return Ed25519PublicKey.from_public_bytes(encoded[len(_ED25519_PEER_ID) :])
 
 
-def fingerprint_of(peer_id: str) -> str:
-    """The fingerprint of the key that a peer id is, as OpenSSH shows that of an Ed25519 key: `SHA256:` and base64.
-
-    Short enough to be read to somebody; nobody can make another key with the same one.
-
-    Raises:
-        ConfigurationError: it is the id of another kind of key, or none at all.
-    """
-    fields = b"ssh-ed25519", signing_key(peer_id).public_bytes_raw()
-    blob = b"".join(len(field).to_bytes(4, "big") + field for field in fields)
-    return "SHA256:" + base64.b64encode(hashlib.sha256(blob).digest()).decode().rstrip("=")
+def is_signed_by(peer_id: str, signature: bytes, data: bytes) -> bool:
+    """Whether a peer has signed this, by the key that its id is."""
+    try:
+        signing_key(peer_id).verify(signature, data)
+    except (InvalidSignature, ConfigurationError):
+        return False
+    return True
 
 
 def short_peer_id(peer_id: str) -> str:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Callable
 from contextlib import AsyncExitStack
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -17,7 +19,7 @@ from neurogrid.node.reach_settings import open_reach
 from neurogrid.p2p.exchange.exchange import Exchange
 from neurogrid.p2p.hosts.identity import Identity
 from neurogrid.p2p.hosts.machine import machine_name
-from neurogrid.p2p.libp2p.libp2p_host import open_host
+from neurogrid.p2p.libp2p.libp2p_host import Libp2pHost, open_host
 from neurogrid.p2p.transfer import Transfers
 from neurogrid.training.checkpoints import RunCheckpoint
 from neurogrid.training.data.blob_files import OfferedFiles, fetch_file
@@ -25,6 +27,7 @@ from neurogrid.training.data.blobs import Providers, SliceStore
 from neurogrid.training.leading.board import RunBoard
 from neurogrid.training.leading.chains.lead import lead_chain
 from neurogrid.training.leading.changes import WantedChanges
+from neurogrid.training.leading.copying import Copying
 from neurogrid.training.leading.data import LeaderSlices, data_of
 from neurogrid.training.leading.facts import RunFacts
 from neurogrid.training.leading.keeper import Keeper
@@ -48,40 +51,67 @@ from neurogrid.training.leading.tracking import open_tracking
 from neurogrid.training.leading.witnessed import lead_witnessed
 from neurogrid.training.runs.changes import changed_run, run_at
 from neurogrid.training.runs.estimate import member_bytes
-from neurogrid.training.runs.journal import Journal
+from neurogrid.training.runs.journal import Journal, Recorded
 from neurogrid.training.runs.machine import RunMachine
 from neurogrid.training.runs.methods import weights_by
 from neurogrid.training.runs.run_directory import RunDirectory
 from neurogrid.training.runs.state import Phase
 from neurogrid.training.runs.trainers import trainer_settings
-from neurogrid.training.trainer import open_trainer
+from neurogrid.training.trainer import Trainer, open_trainer
 from neurogrid.training.wire.runs import run_table
 
-__all__ = ["lead"]
+__all__ = ["Opened", "lead"]
 
 logger = logging.getLogger(__name__)
 
 _FETCH_TIMEOUT: Final = 60.0
 
 
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """What a deputy has opened by the time that it leads.
+
+    Attributes:
+        journal: with the line that says so.
+        host, exchange: of this peer, connected to members.
+        providers, transfers: of blobs, on the exchange.
+        trainer: with any weights: members have those of the run.
+    """
+
+    journal: Journal
+    host: Libp2pHost
+    exchange: Exchange
+    providers: Providers
+    transfers: Transfers
+    trainer: Trainer
+
+
 async def lead(
-    settings: LeaderSettings, progress: LeaderProgress, board: RunBoard | None = None
+    settings: LeaderSettings,
+    progress: LeaderProgress,
+    board: RunBoard | None = None,
+    *,
+    opened: Opened | None = None,
+    is_anew: bool = False,
 ) -> Path:
     """Lead a run to its end.
 
     Args:
         board: gathers what is known of the run, for readers that want to look before it is there; None for nobody.
+        opened: what there is already, with a deputy; None where it is to be opened.
+        is_anew: whether members that are in a group of before are to leave it.
 
     Returns:
         The last checkpoint.
 
     Raises:
         ConfigurationError: run file, model and data do not go together, or the directory cannot be used.
+        GroupLostError: of a deputy: the members do not go on. What it has opened is to be closed, and then the run goes
+            on anew.
         NeuroGridError: the run cannot go on; says why.
     """
     board = board or RunBoard(settings.run)
     track = RunDirectory(settings.directory).track
-    is_anew = False
     board.on_alarm = progress.warn
     async with open_tracking(settings.run, track, progress.warn) as tracking:
         progress = ProgressTee(board, progress, tracking)
@@ -91,21 +121,30 @@ async def lead(
             return await lead_witnessed(settings, progress, board)
         while True:
             try:
-                return await _lead(settings, progress, board, is_anew=is_anew)
+                return await _lead(settings, progress, board, opened, is_anew=is_anew)
             except GroupLostError as exc:
+                if opened is not None:
+                    raise
                 progress.warn(f"{exc}. The run goes on from what is here")
                 is_anew = True
 
 
 async def _lead(
-    settings: LeaderSettings, progress: LeaderProgress, board: RunBoard, *, is_anew: bool
+    settings: LeaderSettings,
+    progress: LeaderProgress,
+    board: RunBoard,
+    opened: Opened | None,
+    *,
+    is_anew: bool,
 ) -> Path:
     directory = RunDirectory(settings.directory)
     directory.path.mkdir(parents=True, exist_ok=True)
     run = settings.run
     async with AsyncExitStack() as stack:
         identity = Identity.load(settings.identity_file)
-        journal = stack.enter_context(Journal.open(directory.journal, identity))
+        journal = stack.enter_context(
+            Journal.open(directory.journal, identity) if opened is None else opened.journal
+        )
         board.replay(journal.entries, directory.figures())
         journal.on_append = board.record
         config = read_config(settings.model)
@@ -117,7 +156,8 @@ async def _lead(
         rules = rules_of(run, data.manifest)
         run_id = begin_journal(journal, run, data.manifest, identity)
         directory.run_file.write_text(run.text(), encoding="utf-8")
-        checkpoint = latest_of(directory)
+        # Of a deputy members have the weights, or it begins anew.
+        checkpoint = latest_of(directory) if opened is None else None
         figures = RoundFigures(run, data.manifest.sequence_length)
         state = replay(journal, data.manifest, run, _resumable(checkpoint), figures)
         if (
@@ -128,32 +168,40 @@ async def _lead(
             progress.say(f"the run has ended: {state.reason}. {further(directory)}")
             return directory.checkpoints / checkpoint.path.name
 
-        progress.say("starting the model")
         trainer_told = trainer_settings(
             run, json.dumps(config), total_steps=rules.total_steps, threads=_threads(settings)
         )
-        trainer = await stack.enter_async_context(
-            open_trainer(trainer_told, checkpoint=weights_of(settings.model, checkpoint))
-        )
+        if opened is None:
+            progress.say("starting the model")
+            trainer = await stack.enter_async_context(
+                open_trainer(trainer_told, checkpoint=weights_of(settings.model, checkpoint))
+            )
+        else:
+            trainer = opened.trainer
         outer = weights_by(run, trainer.layout, trainer.weights.clone(), trainer_told)
         if checkpoint is not None:
             stored = {"theta0": trainer.weights.clone(), **checkpoint.outer()}
             outer.load_state_dict(stored, int(checkpoint.state["round"]))
 
-        host = await stack.enter_async_context(
-            open_host(
-                listen=settings.listen,
-                listen_fallback=settings.listen_fallback,
-                identity=identity,
-                admission=settings.admission,
-                keep_alive=settings.reach.keep_alive,
-            )
-        )
-        machine_named = machine_name(settings.name)
-        exchange = Exchange(host, run_table(), role="coordinator", name=machine_named)
         store, offered = SliceStore(data.path, data.manifest), OfferedFiles()
-        providers = Providers(offered)
-        transfers = Transfers(exchange, providers)
+        if opened is None:
+            host: Libp2pHost = await stack.enter_async_context(
+                open_host(
+                    listen=settings.listen,
+                    listen_fallback=settings.listen_fallback,
+                    identity=identity,
+                    admission=settings.admission,
+                    keep_alive=settings.reach.keep_alive,
+                )
+            )
+            machine_named = machine_name(settings.name)
+            exchange = Exchange(host, run_table(), role="coordinator", name=machine_named)
+            providers = Providers()
+            transfers = Transfers(exchange, providers)
+        else:
+            host, exchange = opened.host, opened.exchange
+            providers, transfers = opened.providers, opened.transfers
+        providers.providers.append(offered)
         sources = Sources(
             exchange,
             run_id,
@@ -198,37 +246,44 @@ async def _lead(
             fetch_state,
             progress,
             figures,
-            seconds=lines[-1].get("seconds", 0.0) if lines else 0.0,
+            seconds=lines[-1].get("seconds", 0.0) if lines else _seconds_of(journal),
         )
         machine = RunMachine(
             rules, state, lambda values: rules_of(changed_run(run, values), data.manifest)
         )
+        facts = RunFacts(
+            run_id,
+            run,
+            json.dumps(config),
+            store.manifest_info.blob_id,
+            trainer.layout.num_elements,
+            max(run.members.memory, member_bytes(run.inner, trainer.layout.num_elements)),
+        )
+        copying = Copying(exchange, journal, facts, progress)
+        journal.on_append = _both(board.record, copying.wrote)
+        if settings.without_deputy:
+            copying.do_without()
         leader = Leader(
             host,
             exchange,
-            RunFacts(
-                run_id,
-                run,
-                json.dumps(config),
-                store.manifest_info.blob_id,
-                trainer.layout.num_elements,
-                max(run.members.memory, member_bytes(run.inner, trainer.layout.num_elements)),
-            ),
+            facts,
             machine,
             outer,
             keeper,
             sources,
             WantedChanges(directory.changes, run, machine, progress),
+            copying,
             progress,
             total_steps=rules.total_steps,
             wait=settings.wait,
-            resume_at=int(checkpoint.state["round"]) if checkpoint is not None else 0,
+            resume_at=_resume_at(checkpoint) if opened is None else None,
             saved=saved,
             is_anew=is_anew,
         )
         stack.enter_context(board.watching(leader.look))
-        await open_reach(host, settings.reach)
-        progress.listening(host.peer_id, host.addresses)
+        if opened is None:
+            await open_reach(host, settings.reach)
+            progress.listening(host.peer_id, host.addresses)
         return await _run(settings, host, exchange, leader, keeper)
 
 
@@ -252,6 +307,26 @@ async def _run(
 
 def _threads(settings: LeaderSettings) -> int:
     return 1 if settings.local_workers else (settings.num_threads or 0)
+
+
+def _both(
+    first: Callable[[Recorded], None], second: Callable[[Recorded], None]
+) -> Callable[[Recorded], None]:
+    def told(recorded: Recorded) -> None:
+        first(recorded)
+        second(recorded)
+
+    return told
+
+
+def _seconds_of(journal: Journal) -> float:
+    """That the run has taken by its journal: a deputy has none of its figures."""
+    entries = journal.entries
+    return max(0.0, entries[-1].time - entries[0].time) if len(entries) > 1 else 0.0
+
+
+def _resume_at(checkpoint: RunCheckpoint | None) -> int:
+    return int(checkpoint.state["round"]) if checkpoint is not None else 0
 
 
 def _resumable(checkpoint: RunCheckpoint | None) -> set[int]:

@@ -27,8 +27,7 @@ from neurogrid.p2p.exchange.counters import Direction, TrafficCounters
 from neurogrid.p2p.exchange.exchange import Exchange
 from neurogrid.p2p.hosts.host import Host
 from neurogrid.p2p.streams.message_forms import sender_of
-from neurogrid.p2p.trust import RUN_ROLES
-from neurogrid.p2p.trust.certificate import format_span
+from neurogrid.p2p.trust import COORDINATOR, WORKER
 from neurogrid.p2p.wire import Hello, MessageType, TensorMessage
 from neurogrid.renewed_event import RenewedEvent
 from neurogrid.training.averaging.groups import (
@@ -40,6 +39,7 @@ from neurogrid.training.averaging.groups import (
     open_group,
 )
 from neurogrid.training.leading.changes import WantedChanges
+from neurogrid.training.leading.copying import Copying
 from neurogrid.training.leading.digests import WeightDigests
 from neurogrid.training.leading.facts import RunFacts
 from neurogrid.training.leading.group_watch import GroupWatch
@@ -73,13 +73,17 @@ __all__ = ["LEADER_TAKES", "GroupLostError", "Leader"]
 
 logger = logging.getLogger(__name__)
 
+_WORKERS: Final = frozenset({WORKER})
+_DEPUTIES: Final = frozenset({COORDINATOR})
 
 LEADER_TAKES: Final[Table] = {
-    RunMessage.REPORT: RUN_ROLES,
-    RunMessage.HOLD: RUN_ROLES,
-    MessageType.TRANSFER_REQUEST: RUN_ROLES,
-    MessageType.TRANSFER_OFFER: RUN_ROLES,
-    MessageType.WEIGHTS: RUN_ROLES,
+    RunMessage.REPORT: _WORKERS,
+    RunMessage.HOLD: _WORKERS,
+    RunMessage.FOLLOW: _DEPUTIES,
+    RunMessage.LINES: _DEPUTIES,
+    MessageType.TRANSFER_REQUEST: _WORKERS | _DEPUTIES,
+    MessageType.TRANSFER_OFFER: _WORKERS,
+    MessageType.WEIGHTS: _WORKERS,
 }
 """The roles that a leader takes each message from."""
 
@@ -140,10 +144,12 @@ class Leader:
         keeper: what is kept on disk: journal, metrics, checkpoints.
         sources: nodes that have the data.
         changes: that somebody wants.
+        copying: keeps a deputy.
         progress: is told what people may want to see.
         total_steps: of the schedule that members go by.
         wait: seconds that vacant seats are waited for; fewer with a group that follows one that was lost.
-        resume_at: the round of the newest checkpoint; 0 where there is none.
+        resume_at: the round of the newest checkpoint; 0 where there is none; None where nothing of it was read, and the
+            run goes on with members that do, or not at all.
         saved: optimisers that members fetch here, by seat.
         is_anew: whether members that are in a group of before are to leave it.
     """
@@ -158,19 +164,20 @@ class Leader:
         keeper: Keeper,
         sources: Sources,
         changes: WantedChanges,
+        copying: Copying,
         progress: LeaderProgress,
         *,
         total_steps: int,
         wait: float,
-        resume_at: int = 0,
+        resume_at: int | None = 0,
         saved: Mapping[int, bytes] | None = None,
         is_anew: bool = False,
     ) -> None:
         self._host, self._exchange, self._facts = host, exchange, facts
         self._machine, self._state, self._keeper = machine, state, keeper
         self._sources, self._changes, self._total_steps = sources, changes, total_steps
-        sources.holders = self._holders
-        self._progress, self._wait = progress, wait
+        self._copying, self._progress, self._wait = copying, progress, wait
+        copying.tell_all(self._started_peers)
         self._resume_at, self._saved = resume_at, dict(saved or {})
         self._is_anew = is_anew
         # Seconds that vacant seats are kept: with the group their optimisers are lost, if they are in no checkpoint.
@@ -254,10 +261,14 @@ class Leader:
         with unwrap_errors():
             async with trio.open_nursery() as nursery:
                 self._nursery = nursery
+                nursery.start_soon(self._copying.run)
+                await self._copying.settle()
                 join: Sequence[str] = ()
                 if state.occupied() and not self._is_anew:
                     join = await self._find_group(state.occupied())
                 if state.num_seats and not join:
+                    if self._resume_at is None:
+                        raise GroupLostError("no member is found that goes on")
                     self._machine.resume(self._resume_at)
                     self._keeper.figures.resumed(self._resume_at)
                     self._write()
@@ -281,7 +292,7 @@ class Leader:
 
         What members that are lost may have decided without the leader is in no journal.
         """
-        if self._state.round > self._resume_at:
+        if self._state.round > (self._resume_at or 0):
             await self._keeper.keep_state(self._state, self._machine.state)
 
     def _open_group(self, join: Sequence[str]) -> AbstractAsyncContextManager[Group]:
@@ -384,6 +395,9 @@ class Leader:
             if seat.occupant is not None and self._machine.works(seat.number)
         )
 
+    def _started_peers(self) -> list[str]:
+        return [peer_id for peer_id, peer in self._peers.items() if peer.is_started]
+
     # The group
 
     async def _follow_decisions(self, group: Group) -> None:
@@ -396,6 +410,7 @@ class Leader:
                             f"what round {after + 1} used is not known: the group tells of it no more"
                         )
                     await self._keeper.wait_room()
+                    await self._copying.wait_heard()
                     self._decided(
                         Decision(
                             decision.index,
@@ -769,6 +784,8 @@ class Leader:
 
     async def _tell_orders(self) -> None:
         while True:
+            # No order follows from what the deputy has not.
+            await self._copying.wait_open()
             changed = self._changed.next
             async with trio.open_nursery() as nursery:
                 for seat in self._machine.state.occupied():
@@ -807,12 +824,14 @@ class Leader:
             ),
             # Not before the last outcome is here: members are who has it.
             ends=self._is_over,
+            term=self._copying.term,
         )
 
     async def _say_goodbye(self) -> None:
         self._sources.end()
         reason = self._machine.state.reason or "the run is over"
         with trio.move_on_after(_GOODBYE):
+            await self._copying.wait_open()
             async with trio.open_nursery() as nursery:
                 for peer_id, peer in self._peers.items():
                     if peer.is_started and self._host.is_connected(peer_id):

@@ -11,7 +11,13 @@ from neurogrid.node.reach_settings import ReachSettings
 from neurogrid.p2p.trust import Admission
 from neurogrid.training.runs.run_file import RunFile
 
-__all__ = ["DataNodeSettings", "LeaderProgress", "LeaderSettings", "NodeProgress"]
+__all__ = [
+    "DataNodeSettings",
+    "DeputySettings",
+    "LeaderProgress",
+    "LeaderSettings",
+    "NodeProgress",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +35,7 @@ class LeaderSettings:
         num_threads: that this machine computes with, local workers included; None for as many as torch takes.
         wait: seconds that the run waits for its members.
         resume: go on with the run in `directory`; otherwise there must be none.
+        without_deputy: the deputy that the journal names does not lead, and never will: somebody knows that.
         listen: multiaddrs to listen at.
         listen_fallback: those to listen at instead where these are taken; empty for none.
         name: what other peers are told that this machine is called; None for its host name.
@@ -44,6 +51,31 @@ class LeaderSettings:
     num_threads: int | None = None
     wait: float = 1800.0
     resume: bool = False
+    without_deputy: bool = False
+    listen: tuple[str, ...] = ("/ip4/127.0.0.1/tcp/0",)
+    listen_fallback: tuple[str, ...] = ()
+    name: str | None = None
+    reach: ReachSettings = field(default_factory=ReachSettings)
+
+
+@dataclass(frozen=True, slots=True)
+class DeputySettings:
+    """A run to copy, and to lead when its leader is dead.
+
+    Attributes:
+        directory: where the copy is kept; made if it is missing.
+        admission: of the cluster of the run, in which this peer is a coordinator.
+        identity_file: where the key pair of this peer lives; made if it is missing.
+        bootstrap: full multiaddrs of the leader, as the ticket has them.
+        num_threads, wait, listen, listen_fallback, name, reach: as those of the leader.
+    """
+
+    directory: Path
+    admission: Admission
+    identity_file: Path
+    bootstrap: tuple[str, ...] = ()
+    num_threads: int | None = None
+    wait: float = 1800.0
     listen: tuple[str, ...] = ("/ip4/127.0.0.1/tcp/0",)
     listen_fallback: tuple[str, ...] = ()
     name: str | None = None

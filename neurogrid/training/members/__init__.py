@@ -5,6 +5,7 @@ participation   one run: model, group, works one after the other
 chain_part      one run in stages: one arrangement after another
 chain_stage     a stage of one arrangement: its steps
 chain_rounds    what it does with other replicas
+obedience       whom it obeys, and what it promised
 sources         peers that slices come from
 settings        what its owner lends
 status          how it stands, for people

@@ -150,6 +150,11 @@ class Participation:
         return self._start.run
 
     @property
+    def incarnation(self) -> int:
+        """Of this member in the group; 0 while it has none."""
+        return self._report.incarnation
+
+    @property
     def is_dismissed(self) -> bool:
         """Whether the leader has said that it needs this member no more."""
         return self._is_dismissed
@@ -195,7 +200,9 @@ class Participation:
 
     def take(self, order: Order) -> None:
         """The leader's order, unless a later one is there."""
-        if self._order is None or order.number > self._order.number:
+        before = self._order
+        # The clocks of two leaders, by which they number orders, may differ.
+        if before is None or (order.term, order.number) > (before.term, before.number):
             self._order = order
             self._changed.set()
 

@@ -30,6 +30,7 @@ from neurogrid.training.data.blobs import Providers, SliceCache
 from neurogrid.training.data.own_slices import OwnSlices
 from neurogrid.training.members.chain_part import ChainPart
 from neurogrid.training.members.member_blobs import MemberBlobs
+from neurogrid.training.members.obedience import Obedience, refuse_other_run
 from neurogrid.training.members.participation import KeepModel, Participation
 from neurogrid.training.members.settings import MemberSettings
 from neurogrid.training.members.status import PartStatus
@@ -37,7 +38,9 @@ from neurogrid.training.members.witnessed import WitnessedPart
 from neurogrid.training.runs.resources import LEASE_SECONDS, LeaseTable, Need, Resources
 from neurogrid.training.runs.run_file import parse_run_file
 from neurogrid.training.wire.runs import (
+    Appoint,
     Ask,
+    Claim,
     Dismiss,
     Offer,
     Order,
@@ -69,9 +72,11 @@ MEMBER_TAKES: Final[Table] = {
     RunMessage.APPLY: _LEADERS,
     RunMessage.AVERAGE: _LEADERS,
     RunMessage.COMMIT: _LEADERS,
-    RunMessage.HIDDEN: RUN_ROLES,
-    RunMessage.GRADIENT: RUN_ROLES,
-    RunMessage.TIED: RUN_ROLES,
+    RunMessage.APPOINT: _LEADERS,
+    RunMessage.CLAIM: _LEADERS,
+    RunMessage.HIDDEN: _WORKERS,
+    RunMessage.GRADIENT: _WORKERS,
+    RunMessage.TIED: _WORKERS,
     MessageType.TRANSFER_REQUEST: _ALL,
     MessageType.TRANSFER_OFFER: _ALL,
     MessageType.WEIGHTS: _ALL,
@@ -148,6 +153,7 @@ class MemberService:
             price=settings.price,
         )
         self._part: Part | None = None
+        self._obedience: Obedience | None = None
         self._scope: trio.CancelScope | None = None
         self._starting: tuple[str, Start] | None = None
         self._refusal = ""  # the last that was said
@@ -157,6 +163,8 @@ class MemberService:
             (RunMessage.ASK, self._on_ask),
             (RunMessage.START, self._on_start),
             (RunMessage.RENEW, self._on_renew),
+            (RunMessage.APPOINT, self._on_appoint),
+            (RunMessage.CLAIM, self._on_claim),
         ):
             self.exchange.on_message(code, handler)
         self.exchange.on_message(RunMessage.ORDER, self._on_order)
@@ -191,6 +199,8 @@ class MemberService:
                 try:
                     part = self._part = self._make_part(leader, start)
                     nursery.start_soon(self._report, part)
+                    if self._obedience is not None:
+                        nursery.start_soon(self._obedience.keep_near)
                     logger.info("takes part in run %s of %s", start.run.hex(), leader)
                     await part.run()
                     logger.info("run %s is over", start.run.hex())
@@ -199,7 +209,7 @@ class MemberService:
                 if part is not None:
                     await self._tell(part)
                 nursery.cancel_scope.cancel()
-        self._part, self._scope = None, None
+        self._part, self._obedience, self._scope = None, None, None
 
     def _make_part(self, leader: str, start: Start) -> Part:
         tell, run = self._report_changed.set, parse_run_file(start.run_file)
@@ -218,9 +228,19 @@ class MemberService:
             return ChainPart(
                 self._host, self.exchange, leader, start, self._blobs, self._settings, tell
             )
-        return Participation(
+        part = Participation(
             self._host, leader, start, self._blobs, self._settings, tell, self._keep
         )
+
+        def led_by(old: str, new: str) -> None:
+            part.leader = new
+            self._leases.hand_over(old, new, start.run)
+            tell()
+
+        self._obedience = Obedience(
+            self.exchange, start.run, leader, lambda: part.incarnation, led_by
+        )
+        return part
 
     # What the leader asks
 
@@ -268,12 +288,30 @@ class MemberService:
 
     def _on_order(self, message: TensorMessage) -> None:
         order, part = Order.decode(message.data), self._part
-        if part is None or (part.leader, part.run_id) != (sender_of(message), order.run):
+        if part is None or part.run_id != order.run or not self._obeys(message, part, order.term):
             logger.debug(
                 "an order of %s for a run that has no part of this machine", order.run.hex()
             )
             return
         part.take(order)
+
+    def _obeys(self, message: TensorMessage, part: Part, term: int) -> bool:
+        if self._obedience is None:
+            return part.leader == sender_of(message)
+        return self._obedience.obeys(sender_of(message), term)
+
+    async def _on_appoint(self, message: TensorMessage) -> None:
+        appoint = Appoint.decode(message.data)
+        await self._obedience_in(appoint.run).take_appoint(message, appoint)
+
+    async def _on_claim(self, message: TensorMessage) -> None:
+        claim = Claim.decode(message.data)
+        await self._obedience_in(claim.run).take_claim(message, claim)
+
+    def _obedience_in(self, run: bytes) -> Obedience:
+        if self._obedience is None or self._part is None or self._part.run_id != run:
+            raise refuse_other_run()
+        return self._obedience
 
     def _on_dismiss(self, message: TensorMessage) -> None:
         dismiss, part = Dismiss.decode(message.data), self._part

@@ -261,6 +261,12 @@ class LeaseTable:
             del self._leases[lease.number]
         return next((lease for lease in ended if lease.is_taken), None)
 
+    def hand_over(self, leader: str, other: str, run: bytes) -> None:
+        """What a leader has for a run is another one's from here on."""
+        for number, lease in list(self._leases.items()):
+            if (lease.leader, lease.run) == (leader, run):
+                self._leases[number] = replace(lease, leader=other)
+
     def expire(self, now: float) -> tuple[Lease, ...]:
         """Forget what has ended by its time, and return it."""
         ended = tuple(lease for lease in self._leases.values() if lease.until <= now)

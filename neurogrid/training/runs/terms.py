@@ -218,21 +218,31 @@ class Candidate:
         self.term = 0
         self.members: frozenset[Occupant] = frozenset()
         self.deputy = NOBODY
+        self.number = 0
         self.asked: int | None = None
         self.promises: dict[Occupant, Promise] = {}
         self.refused: set[Occupant] = set()
 
-    def copied(self, place: Place, *, term: int, members: frozenset[Occupant], deputy: str) -> bool:
+    def copied(
+        self,
+        place: Place,
+        *,
+        term: int,
+        members: frozenset[Occupant],
+        deputy: str,
+        number: int = 0,
+    ) -> bool:
         """Its copy has grown; False where it must not: it asks already, and what it has copied is settled by that.
 
         Args:
             term: of the leader that wrote the last line.
             members: that sit on seats by the lines up to there.
-            deputy: whom they name; empty for nobody.
+            deputy, number: whom they name, and by which number; empty for nobody.
         """
         if self.asked is not None:
             return False
-        self.place, self.members, self.deputy = place, members, deputy
+        self.place, self.members = place, members
+        self.deputy, self.number = deputy, number
         self.term = max(self.term, term)
         return True
 
@@ -265,7 +275,7 @@ class Candidate:
             self.promises[member] = Promise(member, signature)
         elif standing.term >= self.asked:
             self.term = max(self.term, standing.term)
-        elif standing.deputy != self.me:
+        elif standing.deputy != self.me and standing.number > self.number:
             self.refused.add(member)
 
     @property
@@ -344,6 +354,11 @@ class Copies:
     def members(self) -> frozenset[Occupant]:
         """That sit on seats by the last line."""
         return self._members[-1][1] if self._members else frozenset()
+
+    @property
+    def known(self) -> frozenset[Occupant]:
+        """Members that sit on seats by any line that the deputy may have as its last."""
+        return frozenset().union(*(members for _, members in self._members))
 
     @property
     def is_open(self) -> bool:

@@ -1,0 +1,480 @@
+"""A deputy: it copies the journal of a run as its leader writes it, and leads when the leader is silent.
+
+Until then it deals nothing and writes nothing of its own: it has what it takes to lead, and asks the members for a term
+when nothing has come of the leader for a while.
+
+Source: protocol_spec/training/terms.md.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Final, TypeVar
+
+import trio
+
+from neurogrid.errors import (
+    ConfigurationError,
+    NeuroGridError,
+    PeerRefusedError,
+    TransportError,
+)
+from neurogrid.exception_groups import unwrap_errors
+from neurogrid.node.kept_connections import keep_coordinators
+from neurogrid.node.reach_settings import open_reach
+from neurogrid.node.roles import Table, authorise
+from neurogrid.p2p.exchange.exchange import Exchange, new_request_id
+from neurogrid.p2p.hosts.host import Host
+from neurogrid.p2p.hosts.identity import Identity, is_signed_by
+from neurogrid.p2p.hosts.machine import machine_name
+from neurogrid.p2p.libp2p.libp2p_host import Libp2pHost, open_host
+from neurogrid.p2p.streams.message_forms import sender_of
+from neurogrid.p2p.transfer import Transfers
+from neurogrid.p2p.trust import COORDINATOR
+from neurogrid.p2p.wire import ErrorCode, Hello, TensorMessage
+from neurogrid.renewed_event import RenewedEvent
+from neurogrid.training.data.blob_files import PIECE_LIMITS, fetch_file
+from neurogrid.training.data.blobs import Providers, fetch_manifest
+from neurogrid.training.data.manifest import Manifest
+from neurogrid.training.data.slices import MANIFEST_NAME, slice_path
+from neurogrid.training.leading.lead import Opened, lead
+from neurogrid.training.leading.leader import GroupLostError
+from neurogrid.training.leading.opening import rules_of
+from neurogrid.training.leading.settings import DeputySettings, LeaderProgress, LeaderSettings
+from neurogrid.training.runs.entries import LedEntry
+from neurogrid.training.runs.journal import Journal, JournalCopy, Recorded
+from neurogrid.training.runs.run_directory import RunDirectory
+from neurogrid.training.runs.run_file import RunFile, parse_run_file
+from neurogrid.training.runs.state import Occupant
+from neurogrid.training.runs.terms import (
+    Candidate,
+    Place,
+    Promise,
+    Sitting,
+    Standing,
+    promise_bytes,
+)
+from neurogrid.training.runs.trainers import trainer_settings
+from neurogrid.training.trainer import Trainer, open_trainer
+from neurogrid.training.wire.runs import (
+    Claim,
+    Claimed,
+    Copied,
+    Follow,
+    Followed,
+    Lines,
+    RunMessage,
+    run_table,
+)
+
+__all__ = ["DEPUTY_TAKES", "DeputyDroppedError", "stand_by"]
+
+logger = logging.getLogger(__name__)
+
+DEPUTY_TAKES: Final[Table] = {
+    RunMessage.LINES: frozenset({COORDINATOR}),
+}
+"""The roles that a deputy takes each message from, until it leads."""
+
+# Seconds without Lines, which come each half second, after which the leader counts as dead.
+_SILENCE: Final = 2.5
+# Between two Claims, and for the answer to one.
+_CLAIM_AGAIN: Final = 0.25
+_CLAIM_TIMEOUT: Final = 2.0
+_FOLLOW_TIMEOUT: Final = 10.0
+_FOLLOW_AGAIN: Final = 1.0
+_FETCH_TIMEOUT: Final = 600.0
+_FETCHES: Final = 4
+_MODEL: Final = "model.json"
+
+T = TypeVar("T")
+
+
+class DeputyDroppedError(NeuroGridError):
+    """The run goes on without this deputy, whose copy is behind."""
+
+
+async def stand_by(settings: DeputySettings, progress: LeaderProgress) -> Path | None:
+    """Copy a run until it ends, or until its leader is dead; and lead it then, to its end.
+
+    Returns:
+        The last checkpoint, where this peer came to lead; None where it did not have to.
+
+    Raises:
+        ConfigurationError: the directory cannot be used, or the run is another than the copy's.
+        DeputyDroppedError: the run has no such deputy any more.
+        NeuroGridError: the run cannot go on; says why.
+    """
+    directory = RunDirectory(settings.directory)
+    directory.path.mkdir(parents=True, exist_ok=True)
+    identity = Identity.load(settings.identity_file)
+    try:
+        with unwrap_errors():
+            async with AsyncExitStack() as stack:
+                deputy = _Deputy(settings, directory, identity, progress)
+                stack.callback(deputy.copy.close)
+                if deputy.copy.leader == identity.peer_id:
+                    deputy.copy.close()
+                else:
+                    return await deputy.run(stack)
+    except GroupLostError as exc:
+        progress.warn(f"{exc}. The run goes on from what is here")
+        return await lead(_leading(settings, directory, is_new=False), progress, is_anew=True)
+    progress.say("this deputy leads: it goes on with the run")
+    return await lead(_leading(settings, directory, is_new=False), progress)
+
+
+def _leading(settings: DeputySettings, directory: RunDirectory, *, is_new: bool) -> LeaderSettings:
+    return LeaderSettings(
+        run=directory.read_run(),
+        directory=directory.path,
+        model=directory.path / _MODEL,
+        admission=settings.admission,
+        identity_file=settings.identity_file,
+        num_threads=settings.num_threads,
+        wait=settings.wait,
+        resume=not is_new,
+        listen=settings.listen,
+        listen_fallback=settings.listen_fallback,
+        name=settings.name,
+        reach=settings.reach,
+    )
+
+
+class _Deputy:
+    """A deputy, until it leads."""
+
+    def __init__(
+        self,
+        settings: DeputySettings,
+        directory: RunDirectory,
+        identity: Identity,
+        progress: LeaderProgress,
+    ) -> None:
+        self._settings, self._directory = settings, directory
+        self._identity, self._progress = identity, progress
+        self._sitting = Sitting()
+        self._candidate = Candidate(identity.peer_id)
+        self.copy = JournalCopy(directory.journal, self._copied_entry)
+        self._sync_candidate()
+        self._is_ready = False
+        self._heard_at = 0.0
+        self._leader = ""
+        self._term: int | None = None  # in which it leads
+        self._came = RenewedEvent()
+        self._said = ""
+
+    def _copied_entry(self, recorded: Recorded) -> None:
+        self._sitting.take(recorded.entry)
+
+    def _sync_candidate(self) -> bool:
+        sitting = self._sitting
+        return self._candidate.copied(
+            self.copy.place,
+            term=sitting.term,
+            members=sitting.members,
+            deputy=sitting.deputy,
+            number=sitting.number,
+        )
+
+    async def run(self, stack: AsyncExitStack) -> Path | None:
+        settings = self._settings
+        host: Libp2pHost = await stack.enter_async_context(
+            open_host(
+                listen=settings.listen,
+                listen_fallback=settings.listen_fallback,
+                identity=self._identity,
+                admission=settings.admission,
+                keep_alive=settings.reach.keep_alive,
+            )
+        )
+        exchange = Exchange(host, run_table(), role="coordinator", name=machine_name(settings.name))
+        authorise(exchange, DEPUTY_TAKES)
+        exchange.on_message(RunMessage.LINES, self._on_lines)
+        self._exchange = exchange
+        providers = Providers()
+        transfers = Transfers(exchange, providers, limits=PIECE_LIMITS)
+        await open_reach(host, settings.reach)
+        self._progress.listening(host.peer_id, host.addresses)
+        await stack.enter_async_context(keep_coordinators([exchange], settings.bootstrap))
+        followed = await self._follow(host, exchange)
+        run = self._take_over_facts(followed)
+        manifest = await self._fetch_data(transfers, followed)
+        trainer = await self._open_trainer(stack, run, followed, manifest)
+        self._is_ready = True
+        self._heard_at = trio.current_time()
+        self._progress.say(
+            f"copies run {followed.run.hex()[:8]}, and leads if its leader is silent"
+        )
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._keep_following, host, exchange)
+            term = await self._stand_by(exchange)
+            nursery.cancel_scope.cancel()
+        if term is None:
+            self._progress.say("the run has ended")
+            return None
+        journal = await self._take_over(term)
+        stack.callback(journal.close)
+        opened = Opened(journal, host, exchange, providers, transfers, trainer)
+        return await lead(
+            _leading(settings, self._directory, is_new=False), self._progress, opened=opened
+        )
+
+    # Following
+
+    async def _follow(self, host: Host, exchange: Exchange) -> Followed:
+        """Ask leaders that are there, until one takes this deputy."""
+        came = trio.Event()
+        leaders: list[str] = []
+
+        def opened(peer_id: str, hello: Hello) -> None:
+            if hello.role == "coordinator":
+                leaders.append(peer_id)
+                came.set()
+
+        exchange.on_peer_opened(opened)
+        self._progress.say("looking for the leader of the run")
+        while True:
+            await came.wait()
+            for peer_id in list(leaders):
+                if not host.is_connected(peer_id):
+                    continue
+                followed = await self._ask_to_follow(host, exchange, peer_id)
+                if followed is not None:
+                    self._leader = peer_id
+                    return followed
+            await trio.sleep(_FOLLOW_AGAIN)
+
+    async def _ask_to_follow(self, host: Host, exchange: Exchange, peer_id: str) -> Followed | None:
+        self.copy.forget_rest()
+        place = self.copy.place
+        follow = Follow(
+            self.copy.run, place.line, place.digest, self.copy.num_bytes, host.addresses[:16]
+        )
+        request = TensorMessage(
+            RunMessage.FOLLOW, request_id=new_request_id(), data=follow.encode()
+        )
+        try:
+            answer = await exchange.request(
+                peer_id, request, RunMessage.FOLLOWED, timeout=_FOLLOW_TIMEOUT
+            )
+        except PeerRefusedError as exc:
+            if exc.code == ErrorCode.NOT_SUPPORTED:
+                raise ConfigurationError(f"the leader has no such deputy: {exc.text}") from exc
+            self._say_once(f"the leader takes no deputy yet: {exc.text}")
+            return None
+        except NeuroGridError as exc:
+            logger.info("the leader does not answer: %s", exc)
+            return None
+        followed = Followed.decode(answer.data)
+        if self.copy.run not in (b"", followed.run):
+            raise ConfigurationError(
+                f"{self._directory.path} has a copy of run {self.copy.run.hex()[:8]}, and this leader has "
+                f"{followed.run.hex()[:8]}: name another directory"
+            )
+        return followed
+
+    async def _keep_following(self, host: Host, exchange: Exchange) -> None:
+        """Ask again, where the leader was started again and does not know who copies."""
+        while True:
+            await trio.sleep(_FOLLOW_AGAIN)
+            is_silent = trio.current_time() - self._heard_at >= _FOLLOW_AGAIN
+            if is_silent and self._candidate.asked is None and host.is_connected(self._leader):
+                await self._ask_to_follow(host, exchange, self._leader)
+
+    def _say_once(self, text: str) -> None:
+        if text != self._said:
+            self._said = text
+            self._progress.say(text)
+
+    # What it takes to lead
+
+    def _take_over_facts(self, followed: Followed) -> RunFile:
+        run = parse_run_file(followed.run_file)
+        if run.is_chain:
+            raise ConfigurationError(
+                "a run in stages has no deputy: its leader is to be started again"
+            )
+        self._directory.run_file.write_text(run.text(), encoding="utf-8")
+        (self._directory.path / _MODEL).write_text(followed.config, encoding="utf-8")
+        return run
+
+    async def _fetch_data(self, transfers: Transfers, followed: Followed) -> Manifest:
+        """Copy the data, as far as they are not here."""
+        data = self._directory.data
+        data.mkdir(parents=True, exist_ok=True)
+        manifest = await _patiently(
+            lambda: fetch_manifest(transfers, followed.manifest, [self._leader], _FETCH_TIMEOUT)
+        )
+        (data / MANIFEST_NAME).write_bytes(manifest.encode())
+        infos = [
+            info
+            for info in (*manifest.slices, *manifest.held_out)
+            if not slice_path(data, info).exists()
+        ]
+        if infos:
+            self._progress.say(f"copying the data: {len(infos):,} slices")
+        limiter = trio.CapacityLimiter(_FETCHES)
+
+        async def fetch(blob_id: bytes, path: Path) -> None:
+            async with limiter:
+                await _patiently(
+                    lambda: fetch_file(
+                        transfers, blob_id, [self._leader], path, timeout=_FETCH_TIMEOUT
+                    )
+                )
+
+        async with trio.open_nursery() as nursery:
+            for info in infos:
+                nursery.start_soon(fetch, info.blob_id, slice_path(data, info))
+        return manifest
+
+    async def _open_trainer(
+        self, stack: AsyncExitStack, run: RunFile, followed: Followed, manifest: Manifest
+    ) -> Trainer:
+        self._progress.say("starting the model")
+        told = trainer_settings(
+            run,
+            followed.config,
+            total_steps=rules_of(run, manifest).total_steps,
+            threads=self._settings.num_threads or 0,
+        )
+        return await stack.enter_async_context(open_trainer(told, checkpoint=None))
+
+    # Copying
+
+    async def _on_lines(self, message: TensorMessage) -> None:
+        lines = Lines.decode(message.data)
+        sender = sender_of(message)
+        if self._term is None and self._is_ready and lines.run == (self.copy.run or lines.run):
+            self._leader = sender
+            if lines.term >= self._sitting.term:
+                self._heard_at = trio.current_time()
+            if self._candidate.asked is None and lines.offset == self.copy.num_received:
+                await self._take(lines)
+            self._came.set()
+        copied = Copied(
+            run=lines.run,
+            line=self.copy.place.line,
+            num_bytes=self.copy.num_received,
+            term=self._term or 0,
+            leader=self._identity.peer_id if self._term is not None else "",
+        )
+        answer = TensorMessage(
+            RunMessage.COPIED, request_id=message.request_id, data=copied.encode()
+        )
+        await self._exchange.send(sender, answer)
+
+    async def _take(self, lines: Lines) -> None:
+        if lines.data:
+            self.copy.take(lines.data)
+            self._sync_candidate()
+
+    async def _stand_by(self, exchange: Exchange) -> int | None:
+        """Copy until the leader is dead; the term in which this deputy leads. None where the run has ended."""
+        while True:
+            if self._sitting.has_ended:
+                return None
+            silence = trio.current_time() - self._heard_at
+            term = self._candidate.ask() if silence >= _SILENCE else None
+            if term is not None:
+                if not self._candidate.promises:
+                    self._say_once(
+                        f"nothing has come of the leader for some seconds: asking the members for term {term}"
+                    )
+                await self._claim_of_all(exchange, term)
+                if self._candidate.leads:
+                    return term
+                if self._candidate.is_dropped:
+                    raise DeputyDroppedError(
+                        "the members have no such deputy any more: the run goes on without this one. Begin again, in "
+                        "the same directory"
+                    )
+            with trio.move_on_after(_CLAIM_AGAIN):
+                await self._came.wait()
+                await trio.sleep(_CLAIM_AGAIN / 5)
+
+    # Claims
+
+    async def _claim_of_all(self, exchange: Exchange, term: int) -> None:
+        """Ask the members that have not promised yet; until most have, or none of them answers any more."""
+        place = self._candidate.place
+        asked = {
+            member.peer
+            for member in self._candidate.members
+            if member not in self._candidate.promises and exchange.host.is_connected(member.peer)
+        }
+        async with trio.open_nursery() as nursery:
+
+            async def claim(peer_id: str) -> None:
+                await self._claim(exchange, peer_id, term, place)
+                if self._candidate.leads:
+                    nursery.cancel_scope.cancel()
+
+            for peer_id in asked:
+                nursery.start_soon(claim, peer_id)
+
+    async def _claim(self, exchange: Exchange, peer_id: str, term: int, place: Place) -> None:
+        said = Claim(self.copy.run, term, place.line, place.digest)
+        request = TensorMessage(RunMessage.CLAIM, request_id=new_request_id(), data=said.encode())
+        try:
+            answer = await exchange.request(
+                peer_id, request, RunMessage.CLAIMED, timeout=_CLAIM_TIMEOUT
+            )
+            claimed = Claimed.decode(answer.data)
+        except NeuroGridError as exc:
+            logger.info("%s promises nothing: %s", peer_id, exc)
+            return
+        standing = Standing(
+            claimed.term,
+            claimed.leader,
+            claimed.number,
+            claimed.deputy,
+            Place(claimed.line, claimed.digest) if claimed.line else None,
+        )
+        promised = promise_bytes(
+            self.copy.run, claimed.term, claimed.leader, claimed.incarnation, place
+        )
+        if standing.place == place and not is_signed_by(peer_id, claimed.signature, promised):
+            logger.warning("%s has not signed what it promises", peer_id)
+            return
+        member = Occupant(peer_id, claimed.incarnation)
+        self._candidate.answered(member, standing, claimed.signature)
+
+    async def _take_over(self, term: int) -> Journal:
+        promises: list[Promise] = list(self._candidate.promises.values())
+        entry = LedEntry(
+            term,
+            self._identity.peer_id,
+            tuple((each.member.peer, each.member.incarnation, each.signature) for each in promises),
+        )
+        self.copy.close()
+        journal = await trio.to_thread.run_sync(
+            Journal.take_over, self._directory.journal, self._identity, entry
+        )
+        self._term = term
+        self._progress.warn(
+            f"this deputy leads from here on, in term {term}, by the promises of {len(promises)} of "
+            f"{len(self._candidate.members)} members"
+        )
+        return journal
+
+
+async def _patiently(fetch: Callable[[], Awaitable[T]]) -> T:
+    """Fetch something, again while the leader does not give it.
+
+    Raises:
+        TransportError: it has not within `_FETCH_TIMEOUT` seconds.
+    """
+    until = trio.current_time() + _FETCH_TIMEOUT
+    while True:
+        try:
+            return await fetch()
+        except (TransportError, PeerRefusedError) as exc:
+            if trio.current_time() >= until:
+                raise
+            logger.info("%s; trying again", exc)
+            await trio.sleep(_FOLLOW_AGAIN)

@@ -1,0 +1,159 @@
+"""A leader that dies, or stands still: its deputy goes on with the run, and nobody acts on two journals."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from neurogrid.training.data.manifest import Manifest
+from neurogrid.training.runs.entries import LedEntry, RoundEntry
+from neurogrid.training.runs.verdict import verify_journal
+from tests.e2e.preloaded import DEADLINE, TRAIN, Popen
+from tests.e2e.training.run_processes import (
+    RUN_FILE,
+    RunProcesses,
+    entries_of,
+    open_run,
+    used_samples,
+)
+from tests.ports import free_port
+
+FILE = (
+    RUN_FILE
+    + "[stop]\nepochs = 4\n[outer]\nevery = 8\nfragments = 2\ngrace = 2.0\n[members]\nmin = 2\n"
+    + "[checkpoints]\nevery = 8\n"
+)
+NAMES = ("a", "b", "c")
+
+
+class Deputy:
+    """A deputy of a run, in its directory."""
+
+    def __init__(self, run: RunProcesses) -> None:
+        self._run = run
+        ticket = run.directory / "deputy-ticket"
+        made = subprocess.run(
+            [*TRAIN[:-1], "ticket", "run/cluster", "--deputy", "--ticket-file", str(ticket)],
+            cwd=run.directory,
+            capture_output=True,
+            text=True,
+            timeout=DEADLINE,
+        )
+        assert made.returncode == 0, made.stderr
+        self._log = (run.directory / "deputy.log").open("a")
+        self.process = Popen(
+            [
+                *(*TRAIN, "deputy", "copy", "--join", f"@{ticket}", "--threads", "1"),
+                *("--listen", "/ip4/127.0.0.1/tcp/0", "--name", "deputy", "--wait", "60"),
+            ],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+            cwd=run.directory,
+        )
+
+    @property
+    def copy(self) -> Path:
+        """The directory of its copy."""
+        return self._run.directory / "copy"
+
+    @property
+    def log(self) -> str:
+        """What it said."""
+        return (self._run.directory / "deputy.log").read_text()
+
+    def wait(self, text: str) -> None:
+        """Wait until it says something."""
+        until = time.monotonic() + DEADLINE
+        while text not in self.log:
+            assert time.monotonic() < until, (self.log, self._run.log)
+            assert self.process.poll() is None, self.log
+            time.sleep(0.02)
+
+    def end(self) -> Path:
+        """Wait for the end of the run, which it has led."""
+        stdout, _ = self.process.communicate(timeout=DEADLINE)
+        assert self.process.returncode == 0, self.log
+        return self._run.directory / stdout.removesuffix("\n")
+
+    def close(self) -> None:
+        """End it."""
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait(30)
+        if self.process.stdout is not None:
+            self.process.stdout.close()
+        self._log.close()
+
+
+@contextmanager
+def open_deputy(directory: Path) -> Iterator[tuple[RunProcesses, Deputy]]:
+    """A run with three members that has made some rounds, and a deputy that has all of its journal."""
+    with open_run(directory, free_port(), FILE) as run:
+        run.lead()
+        for name in NAMES:
+            run.join(name)
+        run.wait(lambda: (run.run / "cluster" / "whereabouts").exists(), "it listens nowhere")
+        deputy = Deputy(run)
+        try:
+            run.wait(lambda: all(f"{name} takes part" in run.log for name in NAMES), "one lacks")
+            run.wait(lambda: "deputy is the deputy" in run.log, "there is no deputy")
+            run.wait_round(run.rounds() + 3)
+            yield run, deputy
+        finally:
+            deputy.close()
+
+
+def check(deputy: Deputy, before: int) -> None:
+    """The run went on, by the deputy's journal: all of it once, and under its own signature."""
+    entries = entries_of(deputy.copy)
+    (led,) = (number for number, entry in enumerate(entries) if isinstance(entry, LedEntry))
+    assert led >= before
+    assert any(isinstance(entry, RoundEntry) for entry in entries[led:])
+    assert not [entry for entry in entries if entry.kind == "resumed"]
+    used = used_samples(deputy.copy)
+    manifest = Manifest.decode((deputy.copy / "data" / "manifest.json").read_bytes())
+    assert set(used.values()) == {4}
+    assert len(used) == manifest.num_samples
+    verdict = verify_journal(deputy.copy)
+    assert verdict.is_whole, verdict.problem
+    assert verdict.end is not None
+
+
+def test_a_deputy_goes_on_where_its_leader_was_killed(tmp_path: Path) -> None:
+    with open_deputy(tmp_path) as (run, deputy):
+        run.kill()
+        killed_at = time.monotonic()
+        before = len(entries_of(run.run))
+        deputy.wait("this deputy leads from here on")
+        took = time.monotonic() - killed_at
+        deputy.wait("round")
+        print(
+            f"\nled {took:.2f} s after the kill, the next round after {time.monotonic() - killed_at:.2f} s"
+        )
+        checkpoint = deputy.end()
+        assert checkpoint.is_dir()
+        assert took < 60
+    check(deputy, before)
+    # What the leader wrote last the deputy has, too.
+    assert entries_of(deputy.copy)[:before] == entries_of(run.run)
+
+
+def test_a_leader_that_stood_still_leads_no_more(tmp_path: Path) -> None:
+    with open_deputy(tmp_path) as (run, deputy):
+        assert run.leader is not None
+        run.leader.send_signal(signal.SIGSTOP)
+        before = len(entries_of(run.run))
+        deputy.wait("this deputy leads from here on")
+        run.leader.send_signal(signal.SIGCONT)
+        assert run.leader.wait(DEADLINE) == 1
+        assert "leads the run since term 1" in run.log
+        deputy.end()
+        # It has written nothing since, or nothing that anybody followed: what it dealt none.
+        after = entries_of(run.run)[before:]
+        assert not [entry for entry in after if entry.kind in ("dealt", "round")], after
+    check(deputy, before)
