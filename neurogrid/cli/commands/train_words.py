@@ -97,8 +97,8 @@ TRAIN_COMMANDS: Final = (
         "train deputy",
         "DIR",
         "copy a run as it goes, and lead it when its leader is dead",
-        "Keep a copy of a run in DIR, line by line as its leader writes the journal. When the leader has been silent for "
-        "some seconds, ask the members, and lead the run to its end with the promises of most of them.",
+        "Keep a copy of a run in DIR, line by line as its leader writes the journal. When the leader has been silent "
+        "for some seconds, ask the members, and lead the run to its end with the promises of most of them.",
         ("--join", "--cluster", "--port", "--listen"),
         (
             ("train deputy copy/ --join @ticket", "with a ticket for deputies in a file"),

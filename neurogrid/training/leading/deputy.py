@@ -34,7 +34,7 @@ from neurogrid.p2p.libp2p.libp2p_host import Libp2pHost, open_host
 from neurogrid.p2p.streams.message_forms import sender_of
 from neurogrid.p2p.transfer import Transfers
 from neurogrid.p2p.trust import COORDINATOR
-from neurogrid.p2p.wire import ErrorCode, Hello, TensorMessage
+from neurogrid.p2p.wire import ErrorCode, Hello, MessageType, TensorMessage
 from neurogrid.renewed_event import RenewedEvent
 from neurogrid.training.data.blob_files import PIECE_LIMITS, fetch_file
 from neurogrid.training.data.blobs import Providers, fetch_manifest
@@ -74,8 +74,12 @@ __all__ = ["DEPUTY_TAKES", "DeputyDroppedError", "stand_by"]
 
 logger = logging.getLogger(__name__)
 
+_LEADERS: Final = frozenset({COORDINATOR})
+
 DEPUTY_TAKES: Final[Table] = {
-    RunMessage.LINES: frozenset({COORDINATOR}),
+    RunMessage.LINES: _LEADERS,
+    MessageType.TRANSFER_OFFER: _LEADERS,
+    MessageType.WEIGHTS: _LEADERS,
 }
 """The roles that a deputy takes each message from, until it leads."""
 

@@ -1,5 +1,5 @@
-"""The vectors of protocol_spec/training/messages.md, runs.md, stages.md and terms.md, written from their tables: read, refused,
-and written again.
+"""The vectors of protocol_spec/training/messages.md, runs.md, stages.md and terms.md, written from their tables: read,
+refused, and written again.
 """
 
 from __future__ import annotations
