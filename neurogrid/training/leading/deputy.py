@@ -33,7 +33,7 @@ from neurogrid.p2p.hosts.machine import machine_name
 from neurogrid.p2p.libp2p.libp2p_host import Libp2pHost, open_host
 from neurogrid.p2p.streams.message_forms import sender_of
 from neurogrid.p2p.transfer import Transfers
-from neurogrid.p2p.trust import COORDINATOR
+from neurogrid.p2p.trust import COORDINATOR, WORKER
 from neurogrid.p2p.wire import ErrorCode, Hello, MessageType, TensorMessage
 from neurogrid.renewed_event import RenewedEvent
 from neurogrid.training.data.blob_files import PIECE_LIMITS, fetch_file
@@ -78,6 +78,8 @@ _LEADERS: Final = frozenset({COORDINATOR})
 
 DEPUTY_TAKES: Final[Table] = {
     RunMessage.LINES: _LEADERS,
+    # Of who has promised; what it says the leader is going to hear again.
+    RunMessage.REPORT: frozenset({WORKER}),
     MessageType.TRANSFER_OFFER: _LEADERS,
     MessageType.WEIGHTS: _LEADERS,
 }
@@ -198,6 +200,7 @@ class _Deputy:
         exchange = Exchange(host, run_table(), role="coordinator", name=machine_name(settings.name))
         authorise(exchange, DEPUTY_TAKES)
         exchange.on_message(RunMessage.LINES, self._on_lines)
+        exchange.on_message(RunMessage.REPORT, lambda message: None)
         self._exchange = exchange
         providers = Providers()
         transfers = Transfers(exchange, providers, limits=PIECE_LIMITS)
