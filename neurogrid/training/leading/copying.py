@@ -23,6 +23,7 @@ from neurogrid.p2p.hosts.host import parse_peer_address
 from neurogrid.p2p.streams.message_forms import sender_of
 from neurogrid.p2p.wire import ErrorCode, TensorMessage
 from neurogrid.renewed_event import RenewedEvent
+from neurogrid.training.leading.copied_files import OfferedCopies
 from neurogrid.training.leading.facts import RunFacts
 from neurogrid.training.leading.hiring import HEARTBEAT
 from neurogrid.training.leading.settings import NodeProgress
@@ -70,6 +71,7 @@ class _Deputy:
         line: that it has on its disk.
         heard_at: when it answered last.
         addresses: at which members can dial it.
+        files_version: of the files that it was told of.
     """
 
     peer: str
@@ -77,6 +79,7 @@ class _Deputy:
     line: int
     heard_at: float
     addresses: tuple[str, ...] = ()
+    files_version: int = 0
 
 
 class Copying:
@@ -86,6 +89,7 @@ class Copying:
         exchange: of runs.
         journal: of the run, which this leader writes.
         facts: of the run.
+        files: that the deputy has besides.
         progress: is told who the deputy is.
     """
 
@@ -94,17 +98,21 @@ class Copying:
         exchange: Exchange,
         journal: Journal,
         facts: RunFacts,
+        files: OfferedCopies,
         progress: NodeProgress,
     ) -> None:
         self._exchange, self._journal = exchange, journal
-        self._facts, self._progress = facts, progress
+        self._facts, self._files, self._progress = facts, files, progress
         self._started: Callable[[], Iterable[str]] = tuple
         entries = [recorded.entry for recorded in journal.entries]
         self._copies = Copies.of(exchange.host.peer_id, entries)
         self._sitting = Sitting()
         for entry in entries:
             self._sitting.take(entry)
+        # Of a leader that was started again: it may copy still, or lead.
         self._deputy: _Deputy | None = None
+        if self._copies.deputy:
+            self._deputy = _Deputy(self._copies.deputy, 0, 0, trio.current_time())
         # Who copies the journal, to be the deputy when it has all of it.
         self._follower: _Deputy | None = None
         self._wrote = RenewedEvent()
@@ -176,6 +184,7 @@ class Copying:
             nursery.start_soon(self._keep_copying)
             nursery.start_soon(self._keep_telling)
             nursery.start_soon(self._watch)
+            nursery.start_soon(self._keep_files)
 
     # Who follows
 
@@ -246,12 +255,27 @@ class Copying:
             with trio.move_on_after(pause):
                 await (wrote.wait() if pause == _BEAT else trio.sleep_forever())
 
+    async def _keep_files(self) -> None:
+        while True:
+            if self._deputy is not None or self._follower is not None:
+                await self._files.refresh()
+            await trio.sleep(HEARTBEAT)
+
     async def _send_lines(self, to: _Deputy) -> None:
         num_bytes = min(MAX_LINES_BYTES, self._journal.num_bytes - to.num_bytes)
         data = b""
         if num_bytes > 0:
             data = await trio.to_thread.run_sync(_read, self._journal.path, to.num_bytes, num_bytes)
-        lines = Lines(self._facts.run_id, to.num_bytes, term=self.term, data=data)
+        version = self._files.version
+        has_files = to.files_version != version
+        lines = Lines(
+            self._facts.run_id,
+            to.num_bytes,
+            term=self.term,
+            data=data,
+            files=self._files.names if has_files else (),
+            blobs=self._files.blobs if has_files else (),
+        )
         request = TensorMessage(RunMessage.LINES, request_id=new_request_id(), data=lines.encode())
         try:
             answer = await self._exchange.request(
@@ -266,7 +290,7 @@ class Copying:
             return
         if copied.leader and copied.term > self.term:
             raise _deposed(copied.leader, copied.term)
-        to.heard_at = trio.current_time()
+        to.heard_at, to.files_version = trio.current_time(), version
         to.num_bytes, to.line = min(copied.num_bytes, self._journal.num_bytes), copied.line
         if to is self._deputy:
             if self._copies.dropping is not None:

@@ -39,7 +39,8 @@ from neurogrid.renewed_event import RenewedEvent
 from neurogrid.training.data.blob_files import PIECE_LIMITS, fetch_file
 from neurogrid.training.data.blobs import Providers, fetch_manifest
 from neurogrid.training.data.manifest import Manifest
-from neurogrid.training.data.slices import MANIFEST_NAME, slice_path
+from neurogrid.training.data.slices import MANIFEST_NAME, read_manifest, slice_path
+from neurogrid.training.leading.copied_files import fetch_copies
 from neurogrid.training.leading.lead import Opened, lead
 from neurogrid.training.leading.leader import GroupLostError
 from neurogrid.training.leading.opening import rules_of
@@ -94,7 +95,11 @@ _FOLLOW_TIMEOUT: Final = 10.0
 _FOLLOW_AGAIN: Final = 1.0
 _FETCH_TIMEOUT: Final = 600.0
 _FETCHES: Final = 4
+# For a leader that is known: seconds until it counts as silent, where this deputy was started again.
+_RETURN: Final = 10.0
 _MODEL: Final = "model.json"
+# In the directory of the data: they have all come.
+_COMPLETE: Final = ".complete"
 
 T = TypeVar("T")
 
@@ -171,6 +176,8 @@ class _Deputy:
         self._leader = ""
         self._term: int | None = None  # in which it leads
         self._came = RenewedEvent()
+        self._files: dict[str, bytes] | None = None
+        self._is_new_stream = False
         self._said = ""
 
     def _copied_entry(self, recorded: Recorded) -> None:
@@ -207,17 +214,25 @@ class _Deputy:
         await open_reach(host, settings.reach)
         self._progress.listening(host.peer_id, host.addresses)
         await stack.enter_async_context(keep_coordinators([exchange], settings.bootstrap))
-        followed = await self._follow(host, exchange)
-        run = self._take_over_facts(followed)
-        manifest = await self._fetch_data(transfers, followed)
-        trainer = await self._open_trainer(stack, run, followed, manifest)
+        is_known = self._has_all()
+        if is_known:
+            self._leader = self.copy.leader
+            exchange.on_peer_opened(self._note_leader)
+            run = self._directory.read_run()
+            config = (self._directory.path / _MODEL).read_text(encoding="utf-8")
+            manifest = read_manifest(self._directory.data)
+        else:
+            followed = await self._follow(host, exchange)
+            run, config = self._take_over_facts(followed), followed.config
+            manifest = await self._fetch_data(transfers, followed)
+        trainer = await self._open_trainer(stack, run, config, manifest)
         self._is_ready = True
-        self._heard_at = trio.current_time()
-        self._progress.say(
-            f"copies run {followed.run.hex()[:8]}, and leads if its leader is silent"
-        )
+        # A leader that this deputy was with before has a while to be found again.
+        self._heard_at = trio.current_time() + (_RETURN if is_known else 0.0)
+        self._progress.say("copies the run, and leads when its leader is silent")
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._keep_following, host, exchange)
+            nursery.start_soon(self._keep_files, transfers, run.checkpoints.keep)
             term = await self._stand_by(exchange)
             nursery.cancel_scope.cancel()
         if term is None:
@@ -230,6 +245,16 @@ class _Deputy:
             _leading(settings, self._directory, is_new=False), self._progress, opened=opened
         )
 
+    def _has_all(self) -> bool:
+        """Whether all is here that it takes to lead, as it was begun before."""
+        directory = self._directory
+        here = (directory.run_file, directory.path / _MODEL, directory.data / _COMPLETE)
+        return bool(self.copy.run) and all(path.is_file() for path in here)
+
+    def _note_leader(self, peer_id: str, hello: Hello) -> None:
+        if peer_id == self._leader:
+            self._is_new_stream = True
+
     # Following
 
     async def _follow(self, host: Host, exchange: Exchange) -> Followed:
@@ -241,6 +266,7 @@ class _Deputy:
             if hello.role == "coordinator":
                 leaders.append(peer_id)
                 came.set()
+                self._is_new_stream = self._is_ready
 
         exchange.on_peer_opened(opened)
         self._progress.say("looking for the leader of the run")
@@ -289,7 +315,9 @@ class _Deputy:
         while True:
             await trio.sleep(_FOLLOW_AGAIN)
             is_silent = trio.current_time() - self._heard_at >= _FOLLOW_AGAIN
-            if is_silent and self._candidate.asked is None and host.is_connected(self._leader):
+            is_wanted = is_silent or self._is_new_stream
+            if is_wanted and self._candidate.asked is None and host.is_connected(self._leader):
+                self._is_new_stream = False
                 await self._ask_to_follow(host, exchange, self._leader)
 
     def _say_once(self, text: str) -> None:
@@ -337,15 +365,16 @@ class _Deputy:
         async with trio.open_nursery() as nursery:
             for info in infos:
                 nursery.start_soon(fetch, info.blob_id, slice_path(data, info))
+        (data / _COMPLETE).touch()
         return manifest
 
     async def _open_trainer(
-        self, stack: AsyncExitStack, run: RunFile, followed: Followed, manifest: Manifest
+        self, stack: AsyncExitStack, run: RunFile, config: str, manifest: Manifest
     ) -> Trainer:
         self._progress.say("starting the model")
         told = trainer_settings(
             run,
-            followed.config,
+            config,
             total_steps=rules_of(run, manifest).total_steps,
             threads=self._settings.num_threads or 0,
         )
@@ -356,6 +385,8 @@ class _Deputy:
     async def _on_lines(self, message: TensorMessage) -> None:
         lines = Lines.decode(message.data)
         sender = sender_of(message)
+        if lines.files:
+            self._files = dict(zip(lines.files, lines.blobs, strict=True))
         if self._term is None and self._is_ready and lines.run == (self.copy.run or lines.run):
             self._leader = sender
             if lines.term >= self._sitting.term:
@@ -379,6 +410,18 @@ class _Deputy:
         if lines.data:
             self.copy.take(lines.data)
             self._sync_candidate()
+
+    async def _keep_files(self, transfers: Transfers, keep: int) -> None:
+        """Have the files that the leader has told of, the newest."""
+        while True:
+            files, self._files = self._files, None
+            if files is not None:
+                try:
+                    await fetch_copies(files, self._directory, transfers, [self._leader], keep=keep)
+                except (NeuroGridError, trio.TooSlowError) as exc:
+                    logger.info("the leader's files are not here: %s", exc)
+                    self._files = self._files or files
+            await trio.sleep(_FOLLOW_AGAIN)
 
     async def _stand_by(self, exchange: Exchange) -> int | None:
         """Copy until the leader is dead; the term in which this deputy leads. None where the run has ended."""

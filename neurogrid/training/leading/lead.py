@@ -27,6 +27,7 @@ from neurogrid.training.data.blobs import Providers, SliceStore
 from neurogrid.training.leading.board import RunBoard
 from neurogrid.training.leading.chains.lead import lead_chain
 from neurogrid.training.leading.changes import WantedChanges
+from neurogrid.training.leading.copied_files import OfferedCopies
 from neurogrid.training.leading.copying import Copying
 from neurogrid.training.leading.data import LeaderSlices, data_of
 from neurogrid.training.leading.facts import RunFacts
@@ -259,7 +260,8 @@ async def _lead(
             trainer.layout.num_elements,
             max(run.members.memory, member_bytes(run.inner, trainer.layout.num_elements)),
         )
-        copying = Copying(exchange, journal, facts, progress)
+        files = OfferedCopies(directory, data.path, offered)
+        copying = Copying(exchange, journal, facts, files, progress)
         journal.on_append = _both(board.record, copying.wrote)
         if settings.without_deputy:
             copying.do_without()
