@@ -32,6 +32,7 @@ from neurogrid.training.runs.entries import (
 )
 from neurogrid.training.runs.journal import JournalError, Recorded, read_journal
 from neurogrid.training.runs.run_directory import RunDirectory
+from neurogrid.training.runs.terms import Sitting
 
 __all__ = ["Verdict", "verify_journal"]
 
@@ -46,7 +47,8 @@ class Verdict:
         line: the first line that is wrong, from 1; None where none is, or only all lines together are.
         num_lines: that were read; 0 where the file could not be read to its end.
         run: the id of the run in hex; empty where it is not known.
-        leader: the peer id that signed the first line.
+        leader: the peer id that signed the last line.
+        term: of that leader: so often a deputy took over, or more.
         began, last: when the first line and the last were written, seconds since 1970.
         audit: of the entries; None where lines are wrong.
         peers: that were members, each once.
@@ -63,6 +65,7 @@ class Verdict:
     num_lines: int = 0
     run: str = ""
     leader: str = ""
+    term: int = 0
     began: float = 0.0
     last: float = 0.0
     audit: Audit | None = None
@@ -93,7 +96,8 @@ class Verdict:
         found = self.audit
         if found is None:
             return
-        yield "run", f"{self.run[:8]}, led by {self.leader}"
+        term = f" in term {self.term}: a deputy took over" if self.term else ""
+        yield "run", f"{self.run[:8]}, led by {self.leader}{term}"
         yield "time", f"from {_told_time(self.began)} to {_told_time(self.last)}"
         again = f", resumed {_times(self.resumed)}" if self.resumed else ""
         yield "rounds", f"{found.rounds:,}{again}"
@@ -167,7 +171,9 @@ def _judged(file: Path, recorded: Sequence[Recorded], directory: RunDirectory | 
         line = 1
         problem = f"line 1 is of another run file than {directory.run_file}: that was altered"
     checkpoint: int | None = None
+    sitting = Sitting()
     for entry in entries:
+        sitting.take(entry)
         if isinstance(entry, CheckpointEntry):
             checkpoint = entry.round
         elif isinstance(entry, ResumedEntry) and checkpoint is not None:
@@ -180,7 +186,8 @@ def _judged(file: Path, recorded: Sequence[Recorded], directory: RunDirectory | 
         line,
         num_lines=len(recorded),
         run=begun.run.hex(),
-        leader=begun.leader,
+        leader=sitting.leader,
+        term=sitting.term,
         began=recorded[0].time,
         last=recorded[-1].time,
         audit=found,
