@@ -178,6 +178,7 @@ class _Deputy:
         self._came = RenewedEvent()
         self._files: dict[str, bytes] | None = None
         self._is_new_stream = False
+        self._reports: dict[str, TensorMessage] = {}
         self._said = ""
 
     def _copied_entry(self, recorded: Recorded) -> None:
@@ -207,7 +208,7 @@ class _Deputy:
         exchange = Exchange(host, run_table(), role="coordinator", name=machine_name(settings.name))
         authorise(exchange, DEPUTY_TAKES)
         exchange.on_message(RunMessage.LINES, self._on_lines)
-        exchange.on_message(RunMessage.REPORT, lambda message: None)
+        exchange.on_message(RunMessage.REPORT, self._on_report)
         self._exchange = exchange
         providers = Providers()
         transfers = Transfers(exchange, providers, limits=PIECE_LIMITS)
@@ -240,7 +241,7 @@ class _Deputy:
             return None
         journal = await self._take_over(term)
         stack.callback(journal.close)
-        opened = Opened(journal, host, exchange, providers, transfers, trainer)
+        opened = Opened(journal, host, exchange, providers, transfers, trainer, self._reports)
         return await lead(
             _leading(settings, self._directory, is_new=False), self._progress, opened=opened
         )
@@ -381,6 +382,13 @@ class _Deputy:
         return await stack.enter_async_context(open_trainer(told, checkpoint=None))
 
     # Copying
+
+    def _on_report(self, message: TensorMessage) -> None:
+        """Of a member that has promised: what it says now it says again in a second, which is long."""
+        if self._term is None and any(
+            member.peer == message.from_peer for member in self._sitting.members
+        ):
+            self._reports[sender_of(message)] = message
 
     async def _on_lines(self, message: TensorMessage) -> None:
         lines = Lines.decode(message.data)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -21,6 +21,7 @@ from neurogrid.p2p.hosts.identity import Identity
 from neurogrid.p2p.hosts.machine import machine_name
 from neurogrid.p2p.libp2p.libp2p_host import Libp2pHost, open_host
 from neurogrid.p2p.transfer import Transfers
+from neurogrid.p2p.wire import TensorMessage
 from neurogrid.training.checkpoints import RunCheckpoint
 from neurogrid.training.data.blob_files import OfferedFiles, fetch_file
 from neurogrid.training.data.blobs import Providers, SliceStore
@@ -77,6 +78,7 @@ class Opened:
         host, exchange: of this peer, connected to members.
         providers, transfers: of blobs, on the exchange.
         trainer: with any weights: members have those of the run.
+        reports: the last of members that have promised, by peer id.
     """
 
     journal: Journal
@@ -85,6 +87,7 @@ class Opened:
     providers: Providers
     transfers: Transfers
     trainer: Trainer
+    reports: Mapping[str, TensorMessage]
 
 
 async def lead(
@@ -282,6 +285,8 @@ async def _lead(
             saved=saved,
             is_anew=is_anew,
         )
+        if opened is not None:
+            leader.hear(opened.reports.values())
         stack.enter_context(board.watching(leader.look))
         if opened is None:
             await open_reach(host, settings.reach)

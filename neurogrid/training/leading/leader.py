@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from functools import partial
@@ -219,6 +219,11 @@ class Leader:
         """The common weights."""
         return self._state
 
+    def hear(self, reports: Iterable[TensorMessage]) -> None:
+        """Take what members have reported before this leader was there."""
+        for message in reports:
+            self._on_report(message)
+
     def look(self) -> LeaderLook:
         """How the run stands at this moment, for whoever shows it."""
         now = trio.current_time()
@@ -326,7 +331,9 @@ class Leader:
         with trio.move_on_after(min(self._wait, _SEARCH)):
             while not self._group_addresses():
                 if all(map(self._host.is_connected, peers)):
-                    await trio.sleep(_MOMENT)  # one that takes part says so at once
+                    with trio.move_on_after(_MOMENT):  # one that takes part says so at once
+                        while not self._group_addresses():
+                            await trio.sleep(_MOMENT / 20)
                     break
                 await trio.sleep(_MOMENT / 10)
         return self._group_addresses()

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from neurogrid.training.data.manifest import Manifest
-from neurogrid.training.runs.entries import DealtEntry, LedEntry, RoundEntry
+from neurogrid.training.runs.entries import DealtEntry, Entry, LedEntry, RoundEntry
 from neurogrid.training.runs.journal import read_journal
 from neurogrid.training.runs.verdict import verify_journal
 from tests.e2e.preloaded import DEADLINE, TRAIN, Popen
@@ -25,8 +25,8 @@ from tests.ports import free_port
 
 FILE = (
     RUN_FILE
-    + "[stop]\nepochs = 2\n[outer]\nevery = 8\nfragments = 2\ngrace = 2.0\n[members]\nmin = 2\n"
-    + "[checkpoints]\nevery = 8\n"
+    + "[stop]\nepochs = {epochs}\n[outer]\nevery = 8\nfragments = 2\ngrace = {grace}\n"
+    + "[members]\nmin = 2\n[checkpoints]\nevery = 8\n"
 )
 NAMES = ("a", "b", "c")
 
@@ -75,6 +75,18 @@ class Deputy:
             assert self.process.poll() is None, self.log
             time.sleep(0.02)
 
+    def wait_for(self, line: int, kind: type[Entry]) -> None:
+        """Wait until its journal has such an entry behind a line, and behind that by which it leads."""
+        until = time.monotonic() + DEADLINE
+        while True:
+            entries = entries_of(self.copy)[line:]
+            led = [n for n, entry in enumerate(entries) if isinstance(entry, LedEntry)]
+            if led and any(isinstance(entry, kind) for entry in entries[led[0] :]):
+                return
+            assert time.monotonic() < until, self.log
+            assert self.process.poll() is None, self.log
+            time.sleep(0.05)
+
     def end(self) -> Path:
         """Wait for the end of the run, which it has led."""
         stdout, _ = self.process.communicate(timeout=DEADLINE)
@@ -92,9 +104,11 @@ class Deputy:
 
 
 @contextmanager
-def open_deputy(directory: Path) -> Iterator[tuple[RunProcesses, Deputy]]:
+def open_deputy(
+    directory: Path, *, epochs: int = 2, grace: float = 2.0
+) -> Iterator[tuple[RunProcesses, Deputy]]:
     """A run with three members that has made some rounds, and a deputy that has all of its journal."""
-    with open_run(directory, free_port(), FILE) as run:
+    with open_run(directory, free_port(), FILE.format(epochs=epochs, grace=grace)) as run:
         run.lead()
         for name in NAMES:
             run.join(name)
