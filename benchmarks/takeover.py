@@ -52,8 +52,9 @@ def main() -> None:
         print(table(header, rows))
     else:
         text = (
-            f"{table(header, rows)}\n\nFrom the signal on; for the old leader from when it goes on. The grace of the group that averages is "
-            f"{options.grace:g} s. All journals were whole, and no old leader had dealt or noted a round after it.\n"
+            f"{table(header, rows)}\n\nFrom the signal on; for the old leader from when it goes on. The grace of the "
+            f"group that averages is {options.grace:g} s. All journals were whole, and no old leader had dealt or "
+            "noted a round after the signal.\n"
         )
         write_report("takeover", (__doc__ or "").partition("\n")[0], text)
 

@@ -20,6 +20,7 @@ from neurogrid.errors import (
     ConfigurationError,
     NeuroGridError,
     PeerRefusedError,
+    RequestRefusedError,
     TransportError,
 )
 from neurogrid.exception_groups import unwrap_errors
@@ -46,7 +47,7 @@ from neurogrid.training.leading.leader import GroupLostError
 from neurogrid.training.leading.opening import rules_of
 from neurogrid.training.leading.settings import DeputySettings, LeaderProgress, LeaderSettings
 from neurogrid.training.runs.entries import LedEntry
-from neurogrid.training.runs.journal import Journal, JournalCopy, Recorded
+from neurogrid.training.runs.journal import Journal, JournalCopy, JournalError, Recorded
 from neurogrid.training.runs.run_directory import RunDirectory
 from neurogrid.training.runs.run_file import RunFile, parse_run_file
 from neurogrid.training.runs.state import Occupant
@@ -178,6 +179,7 @@ class _Deputy:
         self._came = RenewedEvent()
         self._files: dict[str, bytes] | None = None
         self._is_new_stream = False
+        self._failure: ConfigurationError | None = None
         self._reports: dict[str, TensorMessage] = {}
         self._said = ""
 
@@ -393,14 +395,17 @@ class _Deputy:
     async def _on_lines(self, message: TensorMessage) -> None:
         lines = Lines.decode(message.data)
         sender = sender_of(message)
+        if self._term is None and sender not in (self._leader, self.copy.leader):
+            raise RequestRefusedError(
+                "this deputy copies another leader's journal", code=ErrorCode.UNAUTHORIZED
+            )
         if lines.files:
             self._files = dict(zip(lines.files, lines.blobs, strict=True))
         if self._term is None and self._is_ready and lines.run == (self.copy.run or lines.run):
-            self._leader = sender
             if lines.term >= self._sitting.term:
                 self._heard_at = trio.current_time()
             if self._candidate.asked is None and lines.offset == self.copy.num_received:
-                await self._take(lines)
+                self._take(lines)
             self._came.set()
         copied = Copied(
             run=lines.run,
@@ -414,10 +419,19 @@ class _Deputy:
         )
         await self._exchange.send(sender, answer)
 
-    async def _take(self, lines: Lines) -> None:
+    def _take(self, lines: Lines) -> None:
         if lines.data:
-            self.copy.take(lines.data)
-            self._sync_candidate()
+            try:
+                # At once: nothing may be kept any more when a term is claimed.
+                self.copy.take(lines.data)
+            except JournalError as exc:
+                raise RequestRefusedError(str(exc), code=ErrorCode.NOT_SUPPORTED) from exc
+            except ConfigurationError as exc:
+                self._failure = exc
+                self._came.set()
+                raise RequestRefusedError(str(exc), code=ErrorCode.NOT_SUPPORTED) from exc
+            finally:
+                self._sync_candidate()
 
     async def _keep_files(self, transfers: Transfers, keep: int) -> None:
         """Have the files that the leader has told of, the newest."""
@@ -434,6 +448,8 @@ class _Deputy:
     async def _stand_by(self, exchange: Exchange) -> int | None:
         """Copy until the leader is dead; the term in which this deputy leads. None where the run has ended."""
         while True:
+            if self._failure is not None:
+                raise self._failure
             if self._sitting.has_ended:
                 return None
             silence = trio.current_time() - self._heard_at

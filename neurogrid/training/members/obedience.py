@@ -54,6 +54,8 @@ class Obedience:
         self._incarnation, self._on_new_leader = incarnation, on_new_leader
         self._voter = Voter(leader)
         self._addresses: tuple[str, ...] = ()
+        # Of the leader, where that was a deputy when this member was started.
+        self._leader_addresses: tuple[str, ...] = ()
         self._changed = RenewedEvent()
 
     @property
@@ -95,6 +97,7 @@ class Obedience:
         )
         if standing.leader != old:
             logger.warning("%s leads from here on, in term %d", standing.leader, standing.term)
+            self._leader_addresses, self._addresses = self._addresses, ()
             self._on_new_leader(old, standing.leader)
         await self._answer(message, RunMessage.CLAIMED, self._claimed(standing).encode())
 
@@ -123,20 +126,23 @@ class Obedience:
 
     async def keep_near(self) -> None:
         """Stay connected to the deputy, so that it can ask, and be obeyed."""
-        host = self._exchange.host
         while True:
             changed = self._changed.next
-            if self._addresses:
-                peer_id = parse_peer_address(self._addresses[0])[1]
-                try:
-                    with trio.move_on_after(_DIAL_TIMEOUT):
-                        if not host.is_connected(peer_id):
-                            await host.connect_any(self._addresses)
-                        await self._exchange.open(peer_id)
-                except NeuroGridError as exc:
-                    logger.debug("the deputy cannot be reached: %s", exc)
-            with trio.move_on_after(_PAUSE if self._addresses else 60.0):
+            wanted = [each for each in (self._addresses, self._leader_addresses) if each]
+            for addresses in wanted:
+                await self._reach(addresses)
+            with trio.move_on_after(_PAUSE if wanted else 60.0):
                 await changed.wait()
+
+    async def _reach(self, addresses: tuple[str, ...]) -> None:
+        host, peer_id = self._exchange.host, parse_peer_address(addresses[0])[1]
+        try:
+            with trio.move_on_after(_DIAL_TIMEOUT):
+                if not host.is_connected(peer_id):
+                    await host.connect_any(addresses)
+                await self._exchange.open(peer_id)
+        except NeuroGridError as exc:
+            logger.debug("%s cannot be reached: %s", peer_id, exc)
 
 
 def refuse_other_run() -> RequestRefusedError:

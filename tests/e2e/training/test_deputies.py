@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from neurogrid.training.data.manifest import Manifest
-from neurogrid.training.runs.entries import DealtEntry, Entry, LedEntry, RoundEntry
+from neurogrid.training.runs.entries import DealtEntry, DeputyEntry, Entry, LedEntry, RoundEntry
 from neurogrid.training.runs.journal import read_journal
 from neurogrid.training.runs.verdict import verify_journal
 from tests.e2e.preloaded import DEADLINE, TRAIN, Popen
@@ -180,3 +180,18 @@ def test_a_leader_that_stood_still_leads_no_more(tmp_path: Path) -> None:
         after = entries_of(run.run)[before:]
         assert not [entry for entry in after if entry.kind in ("dealt", "round")], after
     check(deputy, before)
+
+
+def test_a_leader_goes_on_without_its_deputy(tmp_path: Path) -> None:
+    """When half of the members have said that they have none."""
+    with open_deputy(tmp_path, epochs=40) as (run, deputy):
+        deputy.process.kill()
+        deputy.process.wait(DEADLINE)
+        before = len(entries_of(run.run))
+        run.wait(lambda: "the run goes on without a deputy" in run.log, "it waits for its deputy")
+        run.wait_round(run.rounds() + 2)
+        after = entries_of(run.run)[before:]
+        (dropped,) = (n for n, entry in enumerate(after) if isinstance(entry, DeputyEntry))
+        assert [entry for entry in after[dropped:] if entry.kind == "round"]
+        verdict = verify_journal(run.run)
+        assert verdict.is_whole, verdict.problem
