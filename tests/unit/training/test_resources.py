@@ -248,3 +248,18 @@ def test_a_book_says_how_long_a_lease_lasts() -> None:
     )
     book.drop("a")
     assert book.left("a", 104.0) is None
+
+
+def test_a_lease_that_is_handed_over() -> None:
+    """A deputy that takes over has what its leader had, and may ask again as that could."""
+    table = LeaseTable(Resources(memory=8))
+    lease = table.offer("leader", RUN, Need(memory=8), 0.0)
+    table.take("leader", RUN, lease.number, 0.1)
+    table.hand_over("other", "deputy", RUN)
+    assert table.running(0.2) == table.take("leader", RUN, lease.number, 0.1)
+    table.hand_over("leader", "deputy", RUN)
+    with pytest.raises(RequestRefusedError):
+        table.renew("leader", RUN, lease.number, 0.2)
+    assert table.renew("deputy", RUN, lease.number, 0.2).leader == "deputy"
+    again = table.offer("deputy", RUN, Need(memory=8), 0.3)
+    assert table.take("deputy", RUN, again.number, 0.4).leader == "deputy"
