@@ -302,7 +302,7 @@ class Copies:
         since: the line that names the deputy.
         copied: the line up to which the deputy has it; below `since` before it knows that it is one.
         dropping: the number by which members are told that there is no deputy any more; None where they are not.
-        overruled: members that obey somebody else in a greater term, with the answer that said so.
+        overruled: peers of members that obey somebody else in a greater term, in whatever incarnation.
     """
 
     me: str
@@ -313,7 +313,7 @@ class Copies:
     since: int = 0
     copied: int = 0
     dropping: int | None = None
-    overruled: dict[Occupant, Standing] = field(default_factory=dict)
+    overruled: set[str] = field(default_factory=set)
     _members: list[tuple[int, frozenset[Occupant]]] = field(default_factory=list)
     _confirmed: dict[Occupant, int] = field(default_factory=dict)
 
@@ -368,7 +368,9 @@ class Copies:
     @property
     def is_overruled(self) -> bool:
         """Whether most of the members obey somebody else: this leader leads no more."""
-        return are_most(self.members, self.overruled.keys())
+        return are_most(
+            self.members, [each for each in self.members if each.peer in self.overruled]
+        )
 
     def appoint(self, deputy: str, number: int) -> None:
         """The journal names a deputy from the last line on: from here on nothing goes out that it has not copied."""
@@ -415,7 +417,7 @@ class Copies:
     def answered(self, member: Occupant, standing: Standing) -> None:
         """A member has answered an Appoint."""
         if standing.term > self.term:
-            self.overruled[member] = standing
+            self.overruled.add(member.peer)
         elif (standing.leader, standing.term) == (self.me, self.term):
             self._confirmed[member] = max(self._confirmed.get(member, 0), standing.number)
 
