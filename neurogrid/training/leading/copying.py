@@ -69,7 +69,7 @@ class _Deputy:
     Attributes:
         num_bytes: of the journal that it has.
         line: that it has on its disk.
-        heard_at: when it answered last.
+        heard_at: when that was sent which it answered last: the answer may have waited while this process stood still.
         addresses: at which members can dial it.
         files_version: of the files that it was told of.
     """
@@ -277,6 +277,7 @@ class Copying:
             blobs=self._files.blobs if has_files else (),
         )
         request = TensorMessage(RunMessage.LINES, request_id=new_request_id(), data=lines.encode())
+        asked_at = trio.current_time()
         try:
             answer = await self._exchange.request(
                 to.peer, request, RunMessage.COPIED, timeout=_ANSWER_TIMEOUT
@@ -290,7 +291,7 @@ class Copying:
             return
         if copied.leader and copied.term > self.term:
             raise _deposed(copied.leader, copied.term)
-        to.heard_at, to.files_version = trio.current_time(), version
+        to.heard_at, to.files_version = asked_at, version
         to.num_bytes, to.line = min(copied.num_bytes, self._journal.num_bytes), copied.line
         if to is self._deputy:
             if self._copies.dropping is not None:
