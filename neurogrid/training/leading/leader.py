@@ -469,6 +469,8 @@ class Leader:
                 continue
             with trio.CancelScope(shield=True):
                 await self._apply(group, outcome)
+            # Not shielded: where another one leads, the decision is noted here no more.
+            await self._note_round(outcome)
 
     async def _apply(self, group: Group, outcome: Outcome) -> None:
         with self._timeline.during("training.apply"):
@@ -476,6 +478,8 @@ class Leader:
             await trio.to_thread.run_sync(partial(self._state.apply, outcome))
             group.show_state(self._state.state())
             await self._digest_weights()
+
+    async def _note_round(self, outcome: Outcome) -> None:
         await self._note_applied()
         told = {
             "neurogrid.round": outcome.round,
