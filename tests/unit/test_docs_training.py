@@ -23,12 +23,13 @@ EXAMPLE = ROOT / "examples" / "run.toml"
 REFERENCE = ROOT / "docs" / "reference" / "run-file.md"
 
 
-@pytest.mark.parametrize("name", ["run", "mixture", "stages", "adapter", "replicas"])
+@pytest.mark.parametrize("name", ["run", "mixture", "stages", "adapter", "replicas", "witnessed"])
 def test_the_examples_train_on_what_is_in_a_clone(name: str) -> None:
     run = parse_run_file((ROOT / "examples" / f"{name}.toml").read_text())
     assert run.data.places
     assert all((ROOT / place).is_dir() for place in run.data.places)
-    assert run.is_chain == (name not in ("run", "mixture"))
+    assert run.is_chain == (name not in ("run", "mixture", "witnessed"))
+    assert run.is_witnessed == (name == "witnessed")
 
 
 def test_the_example_is_one_that_check_takes() -> None:

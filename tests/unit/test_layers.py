@@ -277,11 +277,14 @@ HOUSE = (
     training(".runs.changes", frozenset()),
     training(".runs.alarms", frozenset()),
     training(".runs.learning", frozenset()),
+    training(".runs.tracker", frozenset()),
     training(".runs.state", frozenset()),
     # Pure: who may lead.
     training(".runs.terms", frozenset()),
     # A file on the disk.
     training(".runs.journal", frozenset({"cryptography"})),
+    training(".runs.signatures", frozenset({"cryptography"})),
+    training(".runs.weight_pieces", frozenset({"torch"})),
     training(".runs.audit", frozenset()),
     training(".runs.verdict", frozenset()),
     training(".runs.machine", frozenset()),

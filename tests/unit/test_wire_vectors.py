@@ -242,8 +242,11 @@ def test_every_file_is_read_by_a_test_and_has_an_id_for_each_case() -> None:
     here |= {"adapter_blob"}  # by test_adapters.py
     # by training/test_forms_vectors.py, test_result_fetching.py, test_message_vectors.py
     here |= {"training_forms", "training_result_digest"}
-    here |= {"training_messages", "run_messages", "stage_messages", "term_messages"}
+    here |= {"training_messages", "run_messages", "stage_messages", "witnessed_messages"}
+    here |= {"witnessed_audits", "term_messages"}
     here |= {"stage_subspaces"}  # by test_subspace.py
+    here |= {"checks"}  # by training/test_checks_vectors.py
+    here |= {"witnessed"}  # by training/test_witnessed_vectors.py
     here |= {"training_manifest", "training_order"}  # by test_manifest.py, test_shuffling.py
     for name in names("*"):
         assert (name in here) != ("payload" in subject(name)), name

@@ -173,16 +173,17 @@ def _print_ticket(cluster: Cluster, options: argparse.Namespace) -> None:
     from neurogrid.p2p.trust import COORDINATOR, WORKER
     from neurogrid.p2p.trust.certificate import format_time
     from neurogrid.p2p.trust.limits import TICKET_LIFETIME
-    from neurogrid.p2p.trust.names import WORKER
     from neurogrid.p2p.trust.private_files import write_private
     from neurogrid.p2p.trust.ticket import to_type
 
     where = _whereabouts(cluster, options)
+    is_deputy = getattr(options, "deputy", False)
+    role = COORDINATOR if is_deputy else options.ticket_role or WORKER
     ticket = cluster.ticket(
         where.peer_id,
         where.addresses,
         relays=where.relays,
-        role=COORDINATOR if getattr(options, "deputy", False) else WORKER,
+        role=role,
         lifetime=options.expires or TICKET_LIFETIME,
         max_uses=options.uses or 0,
     )
@@ -191,7 +192,7 @@ def _print_ticket(cluster: Cluster, options: argparse.Namespace) -> None:
     logger.info(
         "good until %s%s; leads to %s",
         format_time(ticket.token.not_after),
-        f", for {options.uses} {options.ticket_role or WORKER}s" if options.uses else "",
+        f", for {options.uses} {role}s" if options.uses else "",
         ", ".join(where.dial_addresses),
     )
     if options.ticket_file is not None:

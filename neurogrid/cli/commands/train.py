@@ -259,7 +259,7 @@ async def _lead_run(options: argparse.Namespace, screen: Screen, farewells: Fare
         check_paths(run_file, model)
         where = listening(options, port_flag="--p2p-port")
         # A deputy is another coordinator of the run's cluster.
-        trust = trust_of(options, is_worker=False, admits=("coordinator",))
+        trust = trust_of(options, is_worker=False, leads_run=True)
         warn_of_loopback(where, is_chosen=bool(options.listen))
         keys = check_seen_options(options)
         if options.http_port:

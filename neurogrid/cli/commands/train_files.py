@@ -369,6 +369,17 @@ def _banned(directory: RunDirectory, now: float) -> Iterator[tuple[str, str]]:
             yield "banned", f"{entry.peer}{until}: {entry.reason}"
 
 
+def held_out_told(figures: Mapping[str, float]) -> str:
+    """The loss on held-out samples, and that of each part of a mixture."""
+    parts = [
+        f"{name.removeprefix(_OF_PART)} {loss:.4f}"
+        for name, loss in figures.items()
+        if name.startswith(_OF_PART)
+    ]
+    whole = f"{figures['eval_loss']:.4f}"
+    return f"{whole} ({', '.join(parts)})" if parts else whole
+
+
 def _stages(figures: Figures) -> str:
     stages, num_members = _counted(figures, "stages"), figures.get("members", 0)
     # Where each stage is one member, the whole chain counts as one.

@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import os
 import shlex
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -216,30 +216,32 @@ def is_checked(options: argparse.Namespace) -> bool:
     return bool(chosen) and not options.insecure
 
 
-def trust_of(
-    options: argparse.Namespace, *, is_worker: bool, admits: Collection[str] = ()
-) -> Trust:
+def trust_of(options: argparse.Namespace, *, is_worker: bool, leads_run: bool = False) -> Trust:
     """Read or make what the options name. An identity is read, if it is there.
 
     Args:
-        admits: roles beside those that such a peer admits anyway.
+        is_worker: whether it is that of a worker, which admits its fellows too.
+        leads_run: whether a coordinator leads a training run, of whose members some may do nothing else; a deputy of it
+            is another coordinator.
 
     Raises:
         ConfigurationError: it is not there, damaged, or of another cluster.
     """
     from neurogrid.p2p.hosts.identity import Identity
 
-    trust = _trust_of(options, is_worker=is_worker, more=admits)
+    trust = _trust_of(options, is_worker=is_worker, leads_run=leads_run)
     if trust.identity_file is not None:
         Identity.read(trust.identity_file)  # for its errors
     return trust
 
 
-def _trust_of(options: argparse.Namespace, *, is_worker: bool, more: Collection[str]) -> Trust:
-    from neurogrid.p2p.trust import COORDINATOR, WORKER, AllowList
+def _trust_of(options: argparse.Namespace, *, is_worker: bool, leads_run: bool) -> Trust:
+    from neurogrid.p2p.trust import COORDINATOR, RUN_ROLES, WORKER, AllowList
 
-    # Workers hand activations on to each other, and are served nothing else.
-    admits = {COORDINATOR, WORKER} if is_worker else {WORKER, *more}
+    admits = {*RUN_ROLES} if is_worker or leads_run else {WORKER}
+    if is_worker or leads_run:
+        # Workers hand activations on to each other, and are served nothing else; members of runs average.
+        admits.add(COORDINATOR)
     if options.allow:
         return Trust(AllowList.parse(options.allow, admits=admits), options.identity)
     if not is_checked(options):

@@ -24,7 +24,7 @@ from libp2p.peer.id import ID
 from neurogrid.errors import ConfigurationError
 from neurogrid.p2p.trust.key_files import check_owner_alone
 
-__all__ = ["Identity", "is_signed_by", "short_peer_id", "signing_key"]
+__all__ = ["Identity", "fingerprint_of", "is_signed_by", "short_peer_id", "signing_key"]
 
 # A serialised Ed25519 key is 68 B; RSA keys of other programs take a few KiB.
 MAX_IDENTITY_BYTES = 64 * 1024
@@ -125,6 +125,19 @@ def signing_key(peer_id: str) -> Ed25519PublicKey:
     if len(encoded) != 38 or not encoded.startswith(_ED25519_PEER_ID):
         raise ConfigurationError(f"{peer_id} is not the id of an Ed25519 key")
     return Ed25519PublicKey.from_public_bytes(encoded[len(_ED25519_PEER_ID) :])
+
+
+def fingerprint_of(peer_id: str) -> str:
+    """The fingerprint of the key that a peer id is, as OpenSSH shows that of an Ed25519 key: `SHA256:` and base64.
+
+    Short enough to be read to somebody; nobody can make another key with the same one.
+
+    Raises:
+        ConfigurationError: it is the id of another kind of key, or none at all.
+    """
+    fields = b"ssh-ed25519", signing_key(peer_id).public_bytes_raw()
+    blob = b"".join(len(field).to_bytes(4, "big") + field for field in fields)
+    return "SHA256:" + base64.b64encode(hashlib.sha256(blob).digest()).decode().rstrip("=")
 
 
 def is_signed_by(peer_id: str, signature: bytes, data: bytes) -> bool:

@@ -320,6 +320,9 @@ class RunBoard(QuietProgress):
             told = self._leave(entry)
         elif isinstance(entry, BannedEntry):
             self._bans[entry.peer] = entry  # its leader says so, with what can be done
+        elif isinstance(entry, ReturnedEntry):
+            if entry.seat in self._seats:
+                self._seats[entry.seat].works.clear()
         elif isinstance(entry, BeganEntry):
             self._last_at = at
             told = (EventKind.BEGAN, self._began(entry), Severity.GOOD)

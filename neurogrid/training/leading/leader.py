@@ -27,7 +27,8 @@ from neurogrid.p2p.exchange.counters import Direction, TrafficCounters
 from neurogrid.p2p.exchange.exchange import Exchange
 from neurogrid.p2p.hosts.host import Host
 from neurogrid.p2p.streams.message_forms import sender_of
-from neurogrid.p2p.trust import COORDINATOR, WORKER
+from neurogrid.p2p.trust import COORDINATOR, RUN_ROLES
+from neurogrid.p2p.trust.certificate import format_span
 from neurogrid.p2p.wire import Hello, MessageType, TensorMessage
 from neurogrid.renewed_event import RenewedEvent
 from neurogrid.training.averaging.groups import (
@@ -73,17 +74,16 @@ __all__ = ["LEADER_TAKES", "GroupLostError", "Leader"]
 
 logger = logging.getLogger(__name__)
 
-_WORKERS: Final = frozenset({WORKER})
 _DEPUTIES: Final = frozenset({COORDINATOR})
 
 LEADER_TAKES: Final[Table] = {
-    RunMessage.REPORT: _WORKERS,
-    RunMessage.HOLD: _WORKERS,
+    RunMessage.REPORT: RUN_ROLES,
+    RunMessage.HOLD: RUN_ROLES,
     RunMessage.FOLLOW: _DEPUTIES,
     RunMessage.LINES: _DEPUTIES,
-    MessageType.TRANSFER_REQUEST: _WORKERS | _DEPUTIES,
-    MessageType.TRANSFER_OFFER: _WORKERS,
-    MessageType.WEIGHTS: _WORKERS,
+    MessageType.TRANSFER_REQUEST: RUN_ROLES | _DEPUTIES,
+    MessageType.TRANSFER_OFFER: RUN_ROLES,
+    MessageType.WEIGHTS: RUN_ROLES,
 }
 """The roles that a leader takes each message from."""
 
@@ -176,6 +176,7 @@ class Leader:
         self._host, self._exchange, self._facts = host, exchange, facts
         self._machine, self._state, self._keeper = machine, state, keeper
         self._sources, self._changes, self._total_steps = sources, changes, total_steps
+        sources.holders = self._holders
         self._copying, self._progress, self._wait = copying, progress, wait
         copying.tell_all(self._started_peers)
         self._resume_at, self._saved = resume_at, dict(saved or {})
@@ -687,7 +688,11 @@ class Leader:
             self._keeper.figures.heard(
                 occupant, report.loss_sum, report.num_tokens, report.gradient_norm
             )
-            if seat is None or seat.occupant != occupant:
+            is_new = seat is None or seat.occupant != occupant
+            if report.held and is_new:
+                self._sources.look()
+            # Nobody is dealt what nobody has.
+            if is_new and self._sources.is_complete():
                 if peer.seat is None:
                     peer.seat = self._machine.reserve(peer_id)
                 self._machine.joined(peer.seat, occupant, peer.name, report.held)

@@ -218,6 +218,26 @@ class Distro:
         self.theta.add_(self._direction(mean), alpha=-lr)
         self._sent = None
 
+    @torch.no_grad()
+    def apply(self, mean: Tensor, lr: float) -> None:
+        """Applies a mean that nothing of this member is in; the momentum is what it was.
+
+        Args:
+            mean: float32 [n], as `mean` gives it.
+            lr: of the step that the others made, above 0.
+
+        Raises:
+            ValueError: a step of this member is under way, or an argument is wrong. Nothing was changed.
+            NotFiniteError: an element is infinite or no number. Nothing was changed.
+        """
+        if self._sent is not None:
+            raise ValueError("the step before is to be committed or rolled back first")
+        if not (math.isfinite(lr) and lr > 0):
+            raise ValueError(f"the learning rate must be finite and above 0, not {lr}")
+        check_vector("the mean", mean, self.theta.numel())
+        check_finite("the mean", mean)
+        self.theta.add_(self._direction(mean), alpha=-lr)
+
     def roll_back(self) -> None:
         """Forgets what was sent: all of it stays in the momentum, the step's gradient too, and nothing is applied."""
         self._under_way()

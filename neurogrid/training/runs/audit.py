@@ -219,6 +219,7 @@ class _Books:
         self._resumed = resumed
         self._kept = {0: self.state.copy()}
         self._changes = Changes()
+        self._num_bans = 0
         # Who leads is not taken back.
         self._term, self._deputy, self._deputy_number = 0, "", 0
         self.joined = self.left = 0
@@ -231,9 +232,11 @@ class _Books:
         state = self.state
         assert self._number is not None
         self._number += 1
-        if state.has_ended and not isinstance(
-            entry, LeftEntry | CheckpointEntry | ResumedEntry | DeputyEntry | LedEntry
-        ):
+        may_follow = (
+            *(LeftEntry, CheckpointEntry, ResumedEntry, EpochEntry),
+            *(BannedEntry, DeputyEntry, LedEntry),
+        )
+        if state.has_ended and not isinstance(entry, may_follow):
             self._wrong(f"{entry.kind} comes after the end of the run")
         if isinstance(entry, BannedEntry):
             self._ban(entry)

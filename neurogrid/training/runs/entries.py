@@ -674,7 +674,7 @@ _READERS: Final[Mapping[str, Callable[[_Fields], Entry]]] = {
     for cls in (
         *(RunEntry, JoinedEntry, LeftEntry, BannedEntry, BeganEntry, DealtEntry, RoundEntry),
         *(CheckpointEntry, ChangedEntry, StoppingEntry, ResumedEntry, EndEntry),
-        *(DeputyEntry, LedEntry),
+        *(ReturnedEntry, EpochEntry, DeputyEntry, LedEntry),
     )
 }
 

@@ -118,6 +118,7 @@ class RunState:
         num_slices: of its data.
         holds: by seat, slices that its member has on its own disk.
         changes: of its run file.
+        bans: of peers that were banned, in order, by peer: what is resumed takes none back.
         dealt_before: by the round of a change, how many rounds' works were dealt by then to one seat, and of how many
             samples.
     """
@@ -145,6 +146,7 @@ class RunState:
         self.num_trained = 0
         self.reason = ""
         self.changes = Changes()
+        self.bans: dict[str, list[BannedEntry]] = {}
         self.dealt_before: dict[int, tuple[int, int]] = {}
         self._snapshots: dict[int, dict[str, Any]] = {}
         self._snapshots[0] = self._snapshot()
@@ -223,8 +225,10 @@ class RunState:
             self._resume(entry.round)
         elif isinstance(entry, EndEntry):
             self.phase, self.reason = Phase.ENDED, entry.reason
-        else:  # they change nothing
-            assert isinstance(entry, RunEntry | CheckpointEntry | DeputyEntry | LedEntry)
+        else:
+            # They change nothing here.
+            nothing = RunEntry | CheckpointEntry | EpochEntry | DeputyEntry | LedEntry
+            assert isinstance(entry, nothing)
 
     def deal(
         self,

@@ -118,7 +118,8 @@ def drive(cluster: Cluster, data: st.DataObject) -> None:
     for event in data.draw(st.lists(st.sampled_from(events), max_size=40)):
         peers = sorted(cluster.members)
         if event == "join" and cluster.machine.num_free:
-            cluster.join()
+            holds = data.draw(st.sets(st.integers(0, len(SIZES))))
+            cluster.join(holds=sorted(holds))
         elif event == "ban" and peers:
             cluster.ban(data.draw(st.sampled_from(peers)))
         elif event == "average":

@@ -1,5 +1,5 @@
-"""The vectors of protocol_spec/training/messages.md, runs.md, stages.md and terms.md, written from their tables: read,
-refused, and written again.
+"""The vectors of messages.md, runs.md, stages.md, witnessed.md and terms.md of training, written from their tables:
+read, refused, and written again.
 """
 
 from __future__ import annotations
@@ -16,7 +16,14 @@ from neurogrid.training import wire
 from neurogrid.training.wire import runs
 from tests.unit.vectors import in_turn, subject
 
-FILES = ("training_messages", "run_messages", "stage_messages", "term_messages")
+FILES = (
+    "training_messages",
+    "run_messages",
+    "stage_messages",
+    "witnessed_messages",
+    "witnessed_audits",
+    "term_messages",
+)
 KINDS = {
     name: kind
     for room in (wire, runs)

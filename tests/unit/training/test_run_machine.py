@@ -10,8 +10,15 @@ from hypothesis import strategies as st
 
 from neurogrid.errors import ConfigurationError
 from neurogrid.training.runs.audit import audit
-from neurogrid.training.runs.entries import Entry, ResumedEntry, RoundEntry, RunEntry
-from neurogrid.training.runs.state import Phase, RunState
+from neurogrid.training.runs.entries import (
+    DealtEntry,
+    Entry,
+    JoinedEntry,
+    ResumedEntry,
+    RoundEntry,
+    RunEntry,
+)
+from neurogrid.training.runs.state import Phase, RunState, spans_of
 from tests.unit.training.simulated_run import SIZES, Cluster, drive, rules
 
 

@@ -140,7 +140,7 @@ async def _lead(settings: LeaderSettings, progress: LeaderProgress, board: RunBo
             progress,
         )
         slices = LeaderSlices(
-            data, store, transfers, directory.path / ".slices", lambda: sources.peers
+            data, store, transfers, directory.path / ".slices", sources.peers_with
         )
         providers.providers.append(slices)
         pieces = directory.path / ".pieces"

@@ -32,10 +32,10 @@ from neurogrid.p2p.exchange.exchange import Exchange
 from neurogrid.p2p.hosts.host import Host
 from neurogrid.p2p.streams.message_forms import sender_of
 from neurogrid.p2p.transfer import Transfers
-from neurogrid.p2p.trust import WORKER
+from neurogrid.p2p.trust import RUN_ROLES
 from neurogrid.p2p.wire import MessageType, TensorMessage
 from neurogrid.training.checks import ClaimRules
-from neurogrid.training.leading.chains.members import ChainMembers, ChainWorker
+from neurogrid.training.leading.chains.members import ChainMembers
 from neurogrid.training.leading.changes import WantedChanges
 from neurogrid.training.leading.facts import RunFacts
 from neurogrid.training.leading.hiring import HEARTBEAT
@@ -55,11 +55,8 @@ from neurogrid.training.runs.witnessed_machine import WitnessedMachine
 from neurogrid.training.wire.runs import (
     Epoch,
     EpochReport,
-    RoundCommitment,
     RoundEvidence,
     RoundFinding,
-    RoundHealth,
-    RoundProof,
     RunMessage,
 )
 from neurogrid.training.witnessed import (
@@ -80,20 +77,18 @@ __all__ = ["WITNESSED_LEADER_TAKES", "EpochLostError", "WitnessedLeader"]
 
 logger = logging.getLogger(__name__)
 
-_WORKERS: Final = frozenset({WORKER})
-
 WITNESSED_LEADER_TAKES: Final[Table] = {
-    RunMessage.REPORT: _WORKERS,
-    RunMessage.EPOCH_REPORT: _WORKERS,
-    RunMessage.COMMITMENT: _WORKERS,
-    RunMessage.WITNESS: _WORKERS,
-    RunMessage.HEALTH: _WORKERS,
-    RunMessage.FINDING: _WORKERS,
-    RunMessage.EVIDENCE: _WORKERS,
-    RunMessage.HOLD: _WORKERS,
-    MessageType.TRANSFER_REQUEST: _WORKERS,
-    MessageType.TRANSFER_OFFER: _WORKERS,
-    MessageType.WEIGHTS: _WORKERS,
+    RunMessage.REPORT: RUN_ROLES,
+    RunMessage.EPOCH_REPORT: RUN_ROLES,
+    RunMessage.COMMITMENT: RUN_ROLES,
+    RunMessage.WITNESS: RUN_ROLES,
+    RunMessage.HEALTH: RUN_ROLES,
+    RunMessage.FINDING: RUN_ROLES,
+    RunMessage.EVIDENCE: RUN_ROLES,
+    RunMessage.HOLD: RUN_ROLES,
+    MessageType.TRANSFER_REQUEST: RUN_ROLES,
+    MessageType.TRANSFER_OFFER: RUN_ROLES,
+    MessageType.WEIGHTS: RUN_ROLES,
 }
 """The roles that the leader of a witnessed run takes each message from."""
 
@@ -172,7 +167,6 @@ class WitnessedLeader:
         self._is_fetching = False
         self._num_messages = 0
         self._num_dropped: dict[str, int] = {}
-        self._said: set[tuple[str, str]] = set()
         self._audits: RoundAudits | None = None
         if rules is not None:
             run = facts.run_file
@@ -185,16 +179,14 @@ class WitnessedLeader:
                 self._members.called,
                 progress.warn,
             )
+            self._events.on_claim = self._audits.take_claim
+        # Seats that are left by what is seen here, not by what witnesses say.
+        self._left: set[int] = set()
         authorise(exchange, WITNESSED_LEADER_TAKES)
-        for code, handler in (
-            (RunMessage.EPOCH_REPORT, self._on_report),
-            (RunMessage.COMMITMENT, self._on_commitment),
-            (RunMessage.WITNESS, self._on_witness),
-            (RunMessage.HEALTH, self._on_health),
-            (RunMessage.FINDING, self._on_finding),
-            (RunMessage.EVIDENCE, self._on_evidence),
-        ):
-            exchange.on_message(code, handler)
+        exchange.on_message(RunMessage.EPOCH_REPORT, self._on_report)
+        exchange.on_peer_lost(self._on_lost)
+        exchange.on_message(RunMessage.FINDING, self._on_finding)
+        exchange.on_message(RunMessage.EVIDENCE, self._on_evidence)
 
     def look(self) -> LeaderLook:
         """How the run stands at this moment, for whoever shows it."""
@@ -275,7 +267,7 @@ class WitnessedLeader:
         self._look_at_pause()
         if self._audits is not None:
             for event in self._audits.look(self._clock()):
-                self._add(event)
+                self._events.add(event)
         if not self._is_fetching:
             self._check_weights()
             while self._tick(nursery):
@@ -337,10 +329,9 @@ class WitnessedLeader:
         epoch = self._machine.epoch
         member = next((each for each in epoch.members if each.seat == seat), None)
         if member is not None and member.health is Health.EJECTED:
-            worker.num_failures = 10**6
             reasons = self._audits.reasons if self._audits is not None else {}
-            worker.refusal = reasons.get(peer, "it has said two things of one round")
-        elif self._is_here(peer, worker) and report is not None:
+            self._members.give_up(peer, reasons.get(peer, "it has said two things of one round"))
+        elif in_round and seat not in self._left and self._is_here(peer):
             self._num_dropped[peer] = self._num_dropped.get(peer, 0) + 1
             if self._num_dropped[peer] >= _MAX_DROPPED:
                 why = f"witnesses had nothing of it in {_MAX_DROPPED} epochs"
@@ -452,48 +443,6 @@ class WitnessedLeader:
         self._members.heard(message)
         self._members.changed.set()
 
-    def _on_commitment(self, message: TensorMessage) -> None:
-        said, peer = RoundCommitment.decode(message.data), sender_of(message)
-        self._members.heard(message)
-        if not self._is_of_round(said):
-            return
-        commitment = Commitment(
-            said.seat, said.epoch, said.round, said.first_batch, said.num_batches, said.result
-        )
-        signed = commitment.signed_bytes(self._facts.run_id)
-        self._check(said.seat, said.signature, signed, peer, "a commitment")
-        if self._audits is not None and said.num_batches:
-            member = self._machine.epoch.member(said.seat)
-            assert member is not None  # its signature was checked
-            try:
-                self._audits.take_claim(said, member)
-            finally:
-                self._members.changed.set()
-        if commitment not in self._machine.epoch.commitments:
-            self._add(Committed(commitment, said.signature))
-            self._members.changed.set()
-
-    def _on_witness(self, message: TensorMessage) -> None:
-        said, peer = RoundProof.decode(message.data), sender_of(message)
-        self._members.heard(message)
-        if not self._is_of_round(said):
-            return
-        proof = WitnessProof(
-            said.seat, said.epoch, said.round, said.participants, said.results, said.root
-        )
-        signed = proof.signed_bytes(self._facts.run_id)
-        self._check(said.seat, said.signature, signed, peer, "what a witness has")
-        if all(each.seat != said.seat for each in self._machine.epoch.proofs):
-            self._add(Witnessed(proof, said.signature))
-            self._members.changed.set()
-
-    def _on_health(self, message: TensorMessage) -> None:
-        said, peer = RoundHealth.decode(message.data), sender_of(message)
-        self._members.heard(message)
-        member = self._machine.epoch.member(said.seat)
-        if said.run == self._facts.run_id and member is not None and member.peer == peer:
-            self._add(Unhealthy(said.seat, said.seats[:128], said.epoch, said.round))
-
     def _on_finding(self, message: TensorMessage) -> None:
         said, peer = RoundFinding.decode(message.data), sender_of(message)
         self._members.heard(message)
@@ -514,26 +463,6 @@ class WitnessedLeader:
         epoch = self._machine.epoch
         members = [each.peer for each in epoch.members if each.health is Health.HEALTHY]
         return self._agreement.digest(step, members)
-
-    def _is_of_round(self, said: RoundCommitment | RoundProof) -> bool:
-        epoch = self._machine.epoch
-        of_round = (said.epoch, said.round) == (epoch.epoch, epoch.round)
-        return said.run == self._facts.run_id and epoch.has_round and of_round
-
-    def _check(self, seat: int, signature: bytes, data: bytes, peer: str, what: str) -> None:
-        """Raises RemoteProtocolError where something is not signed by the member on a seat."""
-        member = self._machine.epoch.member(seat)
-        if member is None:
-            raise RemoteProtocolError(f"{what} of seat {seat}, where nobody sits")
-        try:
-            check_signature(member.peer, signature, data, what)
-        except RemoteProtocolError:
-            if (peer, what) not in self._said:
-                self._said.add((peer, what))
-                self._progress.warn(
-                    f"{self._members.called(peer)} sends {what} that is not signed by seat {seat}: it is refused"
-                )
-            raise
 
     # Weights
 
@@ -620,7 +549,7 @@ class WitnessedLeader:
             changed = self._members.changed.next
             async with trio.open_nursery() as nursery:
                 for peer, said in self._audits.to_judge():
-                    if self._is_here(peer, self._members.get(peer)):
+                    if self._is_here(peer):
                         data = said.encode()
                         nursery.start_soon(self._members.tell, peer, RunMessage.EVIDENCE, data)
             await trio.sleep(HEARTBEAT / 2)

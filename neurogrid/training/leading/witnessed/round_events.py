@@ -5,6 +5,7 @@ Source: protocol_spec/training/witnessed.md.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final
 
 from neurogrid.errors import RemoteProtocolError
@@ -19,6 +20,7 @@ from neurogrid.training.wire.runs import RoundCommitment, RoundHealth, RoundProo
 from neurogrid.training.witnessed import (
     Commitment,
     Committed,
+    EpochMember,
     Event,
     Unhealthy,
     Witnessed,
@@ -42,6 +44,10 @@ class RoundEvents:
         machine: that they are for.
         members: workers that are or were here.
         progress: is told of whoever speaks in another's name.
+
+    Attributes:
+        on_claim: is given a commitment to a result before it is an event, with its member; raises RemoteProtocolError
+            where its claim does not count. None in a run without audits.
     """
 
     def __init__(
@@ -56,6 +62,7 @@ class RoundEvents:
         self._members, self._progress = members, progress
         self._events: list[Event] = []
         self._said: set[tuple[str, str]] = set()
+        self.on_claim: Callable[[RoundCommitment, EpochMember], None] | None = None
         for code, handler in (
             (RunMessage.COMMITMENT, self._on_commitment),
             (RunMessage.WITNESS, self._on_witness),
@@ -84,6 +91,12 @@ class RoundEvents:
         )
         signed = commitment.signed_bytes(self._run_id)
         self._check(said.seat, said.signature, signed, peer, "a commitment")
+        member = self._machine.epoch.member(said.seat)
+        if self.on_claim is not None and said.num_batches and member is not None:
+            try:
+                self.on_claim(said, member)
+            finally:
+                self._members.changed.set()
         if commitment not in self._machine.epoch.commitments:
             self.add(Committed(commitment, said.signature))
             self._members.changed.set()

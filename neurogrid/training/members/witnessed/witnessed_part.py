@@ -332,14 +332,18 @@ class WitnessedPart:
                         auditing.hear(self._told, self._epoch_report.incarnation)
                     exchange.take(self._told)
                 member = _Member(self, trainer, weights, exchange, samples)
-                with unwrap_errors():
-                    async with trio.open_nursery() as nursery:
-                        nursery.start_soon(self._neighbours.run)
-                        nursery.start_soon(exchange.run)
-                        if auditing is not None:
-                            nursery.start_soon(auditing.run)
-                        await member.run()
-                        nursery.cancel_scope.cancel()
+                try:
+                    with unwrap_errors():
+                        async with trio.open_nursery() as nursery:
+                            nursery.start_soon(self._neighbours.run)
+                            nursery.start_soon(exchange.run)
+                            if auditing is not None:
+                                nursery.start_soon(auditing.run)
+                            await member.run()
+                            nursery.cancel_scope.cancel()
+                finally:
+                    self._auditing = None
+                    self._round_exchange = None  # it fetches nothing any more
                 if self._keep is not None and weights.step:
                     await trainer.save(directory / "trained")
                     await self._keep(directory / "trained", run.name)

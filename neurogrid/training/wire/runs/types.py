@@ -3,7 +3,7 @@
 Headers, Hello, Error and credit are those of `/neurogrid/tensor/1.1.0`, and so are the messages by which blobs travel:
 slices, manifests and checkpoints are blobs.
 
-Source: protocol_spec/training/runs.md, protocol_spec/training/stages.md, protocol_spec/training/terms.md.
+Source: protocol_spec/training/runs.md, stages.md, witnessed.md and terms.md.
 """
 
 from __future__ import annotations
@@ -94,6 +94,15 @@ class RunMessage(MessageCode, limits=DEFAULT_RUN_LIMITS):
     AVERAGED = 0x7C, Traits()
     COMMIT = 0x7D, Traits()
     COMMITTED = 0x7E, Traits()
+    # A witnessed run: where it is, what members have come to, and what witnesses have of that.
+    EPOCH = 0x80, Traits("epoch")
+    COMMITMENT = 0x81, Traits()
+    WITNESS = 0x82, Traits()
+    HEALTH = 0x83, Traits()
+    EPOCH_REPORT = 0x84, Traits()
+    # Some members compute again what others have claimed.
+    FINDING = 0x86, Traits()
+    EVIDENCE = 0x87, Traits()
     # A deputy copies the journal, and leads when its leader is dead.
     FOLLOW = 0x90, Traits(is_request=True)
     FOLLOWED = 0x91, Traits("start", answers=Answers.REQUEST)
