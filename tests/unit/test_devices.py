@@ -15,9 +15,9 @@ from stage_families import FAMILIES, Checkpoint, Pipeline, held_model, shared
 from torch import nn
 
 import neurogrid
+from neurogrid import fork_server
 from neurogrid.errors import ConfigurationError, LocalProtocolError, RequestRefusedError
 from neurogrid.inference.sessions.passes import forward, forward_rows
-from neurogrid.model import confined
 from neurogrid.model.kernels import CodesLinear, quantize
 from neurogrid.model.stages import device as devices
 from neurogrid.model.stages.device import (
@@ -426,4 +426,4 @@ def test_no_process_is_forked_from_one_that_uses_a_gpu(
     module = SimpleNamespace(is_initialized=lambda: is_used)
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("cuda"))
     monkeypatch.setattr(torch, "get_device_module", lambda device: module)
-    assert confined._may_fork(in_any_thread=True) is not is_used
+    assert fork_server._may_fork(in_any_thread=True) is not is_used

@@ -15,7 +15,7 @@ from stage_families import RECOMPUTED, SMALL
 
 from neurogrid.assembly.worker import Worker
 from neurogrid.errors import PeerRefusedError, UnsupportedModelError
-from neurogrid.model import confined
+from neurogrid.fork_server import fork_server
 from neurogrid.model.confined import ConfinedProcess, ConfinementError
 from neurogrid.model.embedded import embedded_model_path
 from neurogrid.model.files.checkpoint import Checkpoint
@@ -58,7 +58,7 @@ def one_layer() -> dict[str, Any]:
 
 def processes() -> set[str]:
     """Children of the fork server that run; one that renders templates may be kept from before."""
-    pid = confined._fork_server()._pid
+    pid = fork_server()._pid
     return set(Path(f"/proc/{pid}/task/{pid}/children").read_text().split())
 
 

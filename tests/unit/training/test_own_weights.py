@@ -17,6 +17,7 @@ from neurogrid.p2p.transfer import Transfers
 from neurogrid.training.averaging.parts import Layout
 from neurogrid.training.data.blob_files import OfferedFiles
 from neurogrid.training.data.blobs import Providers, SliceCache
+from neurogrid.training.data.own_slices import OwnSlices
 from neurogrid.training.members.member_blobs import MemberBlobs
 from neurogrid.training.members.witnessed.own_weights import OwnWeights
 from neurogrid.training.runs.outer_state import digest_of
@@ -39,7 +40,8 @@ class Member:
         providers, offered = Providers(), OfferedFiles()
         transfers = Transfers(exchange, providers)
         providers.providers.append(offered)
-        blobs = MemberBlobs(transfers, SliceCache(transfers, directory / "s", 2**20), offered)
+        slices = SliceCache(transfers, directory / "s", 2**20)
+        blobs = MemberBlobs(transfers, slices, OwnSlices(), offered)
         self.shared = random(0)
         self.weights = OwnWeights(LAYOUT, self.shared, SECTION, blobs, directory / "pieces")
         self.weights.step = 0

@@ -20,6 +20,7 @@ from neurogrid.p2p.transfer import Transfers
 from neurogrid.p2p.wire import TensorMessage
 from neurogrid.training.data.blob_files import OfferedFiles
 from neurogrid.training.data.blobs import Providers, SliceCache
+from neurogrid.training.data.own_slices import OwnSlices
 from neurogrid.training.members.member_blobs import MemberBlobs
 from neurogrid.training.members.witnessed.neighbours import Neighbours
 from neurogrid.training.members.witnessed.round_exchange import ResultMissingError, RoundExchange
@@ -62,7 +63,7 @@ class Member:
             leader,
             host.identity,
             exchange,
-            MemberBlobs(transfers, slices, offered),
+            MemberBlobs(transfers, slices, OwnSlices(), offered),
             self.neighbours,
             PLAN,
             0,

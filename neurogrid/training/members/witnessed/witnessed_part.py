@@ -280,6 +280,7 @@ class WitnessedPart:
         manifest = await fetch_manifest(
             self._blobs.transfers, self._start.manifest, [self.leader], _FETCH_TIMEOUT
         )
+        await self._blobs.own.look_for(manifest)  # not fetched, where a work is about them
         run = self._run_file
         settings = trainer_settings(
             run,
