@@ -1,5 +1,7 @@
 """Entries of a run's journal, as they are written and read. Pure.
 
+More than 600 lines, since each kind of entry is a few fields and nothing else.
+
 Source: protocol_spec/training/runs.md.
 """
 

@@ -4,7 +4,8 @@
 
 It computes nothing of a round itself. When an epoch is over, it takes the weights over from members of which more than
 half have the same, in pieces, and makes a checkpoint of them; with these the next epoch begins. Weights that nobody has
-any more are lost: the run goes on from the last checkpoint then.
+any more are lost: the run goes on from the last checkpoint then. More than 600 lines, since members, weights and audits
+are one conversation about the same state.
 
 Source: protocol_spec/training/witnessed.md.
 """

@@ -6,6 +6,8 @@ An Epoch says the whole of where the run is, so that one that is lost or comes t
 each round is kept until it is applied, so that a member that computes for long comes after. One that lacks a round, or
 a result of one, gives its weights up and gets those of the others when the next epoch begins.
 
+More than 600 lines, since the way from an Epoch to a result is one sequence over the same state.
+
 Source: protocol_spec/training/witnessed.md.
 """
 
