@@ -195,7 +195,8 @@ class Leader:
         self._changed = RenewedEvent()
         self._applied = RenewedEvent()
         self._nursery: trio.Nursery | None = None
-        self._digest = b""
+        # Of the weights after this round: those of the next one may be in place, and their digest not known yet.
+        self._digest, self._digest_round = b"", 0
         self._timeline = Timeline({"neurogrid.run": facts.run_file.name})
         self._digests = WeightDigests()
         # The last round that the keeper was told of.
@@ -248,7 +249,7 @@ class Leader:
             ],
             seconds=self._keeper.seconds,
             num_parameters=self._facts.num_parameters,
-            applied=self._state.round,
+            applied=self._digest_round,
             digest=self._digest,
             sent_bytes=counters.total(Direction.SENT).num_bytes,
             differing={member.peer: since for member, since in self._digests.differing.items()},
@@ -502,7 +503,8 @@ class Leader:
         self._applied.set()
 
     async def _digest_weights(self) -> None:
-        self._digest = await trio.to_thread.run_sync(self._state.digest)
+        digest = await trio.to_thread.run_sync(self._state.digest)
+        self._digest, self._digest_round = digest, self._state.round
         for member in self._digests.own(self._state.round, self._digest):
             self._warn_of_digest(member.peer, self._state.round)
 
