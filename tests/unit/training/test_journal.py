@@ -204,6 +204,15 @@ def test_an_altered_byte_is_found_and_its_line_is_named(
     assert len(altered.read_bytes()) == len(whole)
 
 
+def test_a_signature_in_capitals_is_altered(tmp_path: Path) -> None:
+    whole = written_once(tmp_path).read_bytes()
+    head, mark, signature = whole.rpartition(b'"signature":"')
+    altered = tmp_path / "altered"
+    altered.write_bytes(head + mark + signature.upper())
+    with pytest.raises(JournalError, match="not as its leader signed it"):
+        read_journal(altered)
+
+
 def test_lines_taken_out_doubled_or_in_another_order(path: Path) -> None:
     lines = path.read_bytes().splitlines(keepends=True)
     for wrong in ([*lines[:3], *lines[4:]], [*lines[:3], lines[2], *lines[3:]]):
