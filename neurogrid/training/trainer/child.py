@@ -72,10 +72,12 @@ class Child:
         """
         self._words.clear()
         self._said = trio.Event()
-        server = running_fork_server()
-        if server is not None:
-            self._process = await start_forked(server, self._module, threads=threads)
-        else:
+        if (server := running_fork_server()) is not None:
+            try:
+                self._process = await start_forked(server, self._module, threads=threads)
+            except OSError as exc:
+                logger.warning("the %s is not forked, but started anew: %s", self._what, exc)
+        if self._process is None:
             self._process = await trio.lowlevel.open_process(
                 [sys.executable, "-m", self._module],
                 stdin=subprocess.PIPE,

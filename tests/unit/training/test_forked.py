@@ -90,3 +90,22 @@ async def test_it_ends_with_the_fork_server_and_another_takes_its_place() -> Non
         assert await process.wait() == -signal.SIGKILL
     async with echo() as process:
         assert await ask(process, "hello") == "hello"
+
+
+async def test_without_the_fork_server_a_process_is_started_anew(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Also where that ends just when it is asked."""
+
+    async def gone(*_: object, **__: object) -> ForkedProcess:
+        raise OSError("it has ended")
+
+    monkeypatch.setattr("neurogrid.training.trainer.child.start_forked", gone)
+    fork_server(in_any_thread=True)
+    with trio.fail_after(SECONDS):
+        async with trio.open_nursery() as nursery:
+            child = Child("trainer", "neurogrid.there_is_none", (), nursery)
+            await child.start(threads=1)
+            assert child.pid is not None
+            with pytest.raises(ChildEnded, match="No module named"):
+                await child.exchange({"order": "begin"}, lambda _: None)
