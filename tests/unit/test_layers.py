@@ -147,6 +147,8 @@ HOUSE = (
     # Triton where torch brings it along.
     model(".kernels", outside=TORCH | {"triton"}),
     model(".files"),
+    # Imports llguidance when a grammar is compiled.
+    model(".grammars", outside=TORCH | {"llguidance"}),
     model(".adapters"),
     model(".caches"),
     model(".stages"),

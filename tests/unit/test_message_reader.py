@@ -1,321 +1,218 @@
-"""Bytes to messages under bounds of time and memory, on a clock that jumps: no socket, no waiting."""
+"""Messages read from a model's text: thoughts, calls of known formats, and text that only looks like one."""
+# ruff: noqa: RUF001
 
 from __future__ import annotations
 
-import math
-from collections.abc import Awaitable, Callable
-from dataclasses import replace
+import json
+from typing import Any
 
 import pytest
-import trio
-import trio.testing
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from neurogrid.errors import RemoteProtocolError, RequestRefusedError, StreamBrokenError
-from neurogrid.p2p.streams.bounds import Bounds
-from neurogrid.p2p.streams.budget import ByteBudget
-from neurogrid.p2p.streams.message_reader import MessageReader
-from neurogrid.p2p.streams.stream import Stream
-from neurogrid.p2p.streams.succession import Hold
-from neurogrid.p2p.wire import (
-    PROTOCOL_V11,
-    ErrorCode,
-    MessageType,
-    StreamDecoder,
-    TensorMessage,
-    encode_message,
+from neurogrid.server.openai.answer_writer import Piece
+from neurogrid.server.openai.tools.call_formats import (
+    _FORMATS,
+    CallFormat,
+    Style,
+    Thinking,
+    call_format,
+    thinking_of,
 )
+from neurogrid.server.openai.tools.call_object import CallObject
+from neurogrid.server.openai.tools.message_reader import MessageForm, MessageReader
 
-pytestmark = pytest.mark.usefixtures("autojump_clock")
-
-BOUNDS = Bounds(
-    silence_timeout=10.0,
-    min_rate=100.0,
-    small_message=50,
-    room_timeout=20.0,
-    max_bytes_per_peer=1000,
-    max_bytes=2000,
-)
-HEADER_BYTES = 25
-WAYS = pytest.mark.parametrize("where_it_arrives", [False, True])
-
-
-class Script(Stream):
-    """A stream on which each piece comes so many seconds after it is waited for; then nothing, or the end."""
-
-    def __init__(self, *pieces: tuple[float, bytes]) -> None:
-        super().__init__(peer_id="peer", protocol_id=PROTOCOL_V11)
-        self.pieces = list(pieces)
-
-    async def receive_some(self, max_bytes: int = 256 * 1024) -> bytes:
-        seconds, data = self.pieces[0] if self.pieces else (math.inf, b"")
-        await trio.sleep(seconds)
-        self.pieces.pop(0)
-        return data
-
-    async def send_all(self, data: bytes | bytearray | memoryview) -> None:
-        raise StreamBrokenError("nobody reads")
-
-    async def send_eof(self) -> None: ...
-    async def aclose(self) -> None: ...
-    async def reset(self) -> None: ...
+TOOLS: dict[str, Any] = {
+    "weather": {
+        "type": "object",
+        "properties": {"city": {"type": "string"}, "days": {"type": "integer"}},
+    },
+    "time": {"type": "object"},
+}
+ARGUMENTS = {"city": 'A "}" {<tool_call>\\ü', "days": 3}
+THINKING = Thinking("<think>", "</think>")
 
 
-def activation(num_bytes: int, request_id: int = 1) -> bytes:
-    return encode_message(
-        TensorMessage(msg_type=MessageType.ACTIVATION, request_id=request_id, data=bytes(num_bytes))
-    )
+def form_of(name: str, **more: Any) -> MessageForm:
+    known = next(known for known in _FORMATS if known.name == name)
+    return MessageForm(call_format=known, tools=TOOLS, **more)
 
 
-def reader_of(
-    *pieces: tuple[float, bytes],
-    budget: ByteBudget | None = None,
-    silence_timeout: float = math.inf,
-) -> MessageReader:
-    return MessageReader(
-        Script(*pieces),
-        StreamDecoder(),
-        budget=budget or budget_of(),
-        bounds=BOUNDS,
-        silence_timeout=silence_timeout,
-    )
+def read(
+    form: MessageForm, text: str, *, size: int = 0, reason: Any = "stop"
+) -> tuple[str, str, list[tuple[str, str]], str | None]:
+    """Text, thoughts, calls and finish reason of a message that comes in pieces of so many characters."""
+    reader = MessageReader(form)
+    size = size or max(len(text), 1)
+    pieces = [text[at : at + size] for at in range(0, len(text), size)]
+    content, thoughts, calls, ended = "", "", [], None
+    for each in [Piece(piece) for piece in pieces] + [Piece("", finish_reason=reason)]:
+        told = reader.push(each)
+        content, thoughts = content + told.text, thoughts + told.reasoning
+        for call in told.calls:
+            if call.name is not None:
+                assert call.call_id is not None
+                calls.append([call.name, ""])
+            calls[call.index][1] += call.arguments
+        ended = told.finish_reason
+        if reader.is_over:
+            break
+    return content, thoughts, [(name, arguments) for name, arguments in calls], ended
 
 
-def budget_of() -> ByteBudget:
-    return ByteBudget(per_peer=BOUNDS.max_bytes_per_peer, total=BOUNDS.max_bytes)
+def written(known: CallFormat, *calls: tuple[str, dict[str, Any]]) -> str:
+    """Calls as a model of this format writes them."""
 
-
-def run(test: Callable[[], Awaitable[None]]) -> None:
-    trio.run(test, clock=trio.testing.MockClock(autojump_threshold=0))
-
-
-async def read_all(reader: MessageReader) -> None:
-    while await reader.receive():
-        pass
-
-
-async def too_slow(reader: MessageReader, *, where_it_arrives: bool = False) -> float:
-    """Seconds after which the reader gives the peer up."""
-    start = trio.current_time()
-    with pytest.raises(RemoteProtocolError) as caught:
-        await (reader.receive_all(lambda message: None) if where_it_arrives else read_all(reader))
-    assert caught.value.code == ErrorCode.DEADLINE_EXCEEDED
-    return trio.current_time() - start
-
-
-@settings(max_examples=50)
-@given(st.lists(st.integers(0, 120), max_size=6), st.integers(1, 60))
-def test_messages_come_whole_however_they_were_cut(sizes: list[int], piece: int) -> None:
-    data = b"".join(activation(size, request_id=at) for at, size in enumerate(sizes))
-    pieces = [(0.01, data[at : at + piece]) for at in range(0, len(data), piece)]
-
-    async def test() -> None:
-        budget = budget_of()
-        received: list[TensorMessage] = []
-        with reader_of(*pieces, (0.01, b""), budget=budget) as reader:
-            while messages := await reader.receive():
-                received += messages
-        assert [len(message.data) for message in received] == sizes
-        assert [message.request_id for message in received] == list(range(len(sizes)))
-        assert budget.held_bytes == 0
-
-    run(test)
-
-
-async def test_between_messages_there_is_no_hurry() -> None:
-    hours = 3600.0
-    with reader_of((hours, activation(3)), (hours, activation(4)), (hours, b"")) as reader:
-        assert len((await reader.receive())[0].data) == 3
-        assert len((await reader.receive())[0].data) == 4
-        assert await reader.receive() == []
-
-
-async def test_unless_the_stream_is_not_to_be_silent() -> None:
-    with reader_of((1.0, activation(3)), silence_timeout=7.0) as reader:
-        assert await too_slow(reader) == pytest.approx(8.0)
-
-
-@WAYS
-@pytest.mark.parametrize("num_bytes", [1, 24])
-async def test_a_header_has_its_time_however_it_comes(
-    num_bytes: int, where_it_arrives: bool
-) -> None:
-    pieces = [(3.0, activation(3)[at : at + 1]) for at in range(num_bytes)]
-    with reader_of(*pieces) as reader:
-        # From its first byte on; each byte that comes buys a hundredth of a second.
-        assert await too_slow(reader, where_it_arrives=where_it_arrives) == pytest.approx(
-            3.0 + 10.0, abs=0.1
+    def one(name: str, arguments: dict[str, Any]) -> str:
+        told = json.dumps(arguments, ensure_ascii=False)
+        if known.style is Style.NAMED:
+            return known.call_begin + name + known.name_end + told + known.call_end
+        if known.style is Style.TAGGED:
+            values = "".join(
+                f"<parameter={key}>\n{value}\n</parameter>\n" for key, value in arguments.items()
+            )
+            return f"{known.call_begin}<function={name}>\n{values}</function>\n{known.call_end}"
+        return (
+            f'{known.call_begin}{{"name": "{name}", "{known.arguments_key}": {told}}}{known.call_end}'
         )
 
-
-@WAYS
-async def test_a_header_behind_a_message_has_its_time(where_it_arrives: bool) -> None:
-    with reader_of((0.0, activation(3) + activation(3)[:5])) as reader:
-        assert await too_slow(reader, where_it_arrives=where_it_arrives) == pytest.approx(10.0)
+    parts = (known.separator or "").join(one(*call) for call in calls)
+    return known.begin + parts + known.end
 
 
-@WAYS
-async def test_data_that_is_announced_and_never_comes(where_it_arrives: bool) -> None:
-    budget = budget_of()
-    with reader_of((0.0, activation(900)[:HEADER_BYTES]), budget=budget) as reader:
-        # Not the 19 s that all of it might take.
-        assert await too_slow(reader, where_it_arrives=where_it_arrives) == pytest.approx(10.0)
-    assert budget.held_bytes == 0
+@pytest.mark.parametrize("size", [0, 1, 2, 5])
+@pytest.mark.parametrize("known", _FORMATS, ids=lambda known: known.name)
+def test_calls_of_each_format_are_read_in_any_pieces(known: CallFormat, size: int) -> None:
+    form = form_of(known.name)
+    calls = [("weather", ARGUMENTS)]
+    if known.separator is not None:
+        calls.append(("time", {}))
+    text = written(known, *calls)
+    content, _, told, reason = read(form, text, size=size)
+    assert content == ""
+    assert [(name, json.loads(arguments)) for name, arguments in told] == calls
+    assert reason == "tool_calls"
 
 
-async def test_data_that_comes_pays_for_its_time() -> None:
-    data = activation(900)
-    steady = [(1.0, data[at : at + 100]) for at in range(HEADER_BYTES, len(data), 100)]
-    with reader_of((0.0, data[:HEADER_BYTES]), *steady) as reader:
-        assert len((await reader.receive())[0].data) == 900
-    trickle = [(1.0, data[at : at + 1]) for at in range(HEADER_BYTES, len(data))]
-    with reader_of((0.0, data[:HEADER_BYTES]), *trickle) as reader:
-        assert await too_slow(reader) == pytest.approx(10.0, abs=0.2)
+@pytest.mark.parametrize("size", [0, 1, 3])
+@pytest.mark.parametrize("known", [known for known in _FORMATS if known.trigger], ids=lambda k: k.name)
+def test_text_before_a_call_is_the_answer_s(known: CallFormat, size: int) -> None:
+    text = "Let me < look. [x]\n\n" + written(known, ("time", {}))
+    content, _, told, reason = read(form_of(known.name), text, size=size)
+    assert (content, told, reason) == ("Let me < look. [x]", [("time", "{}")], "tool_calls")
 
 
-async def test_a_message_has_its_time_whatever_came_before_it() -> None:
-    # The clock of the first goes off in the silence after the second, which nothing is made of but that the
-    # stream is waited for anew.
-    data = activation(900)
-    pieces = [(0.0, data[:100]), (5.0, data[100:]), (2.0, data), (30.0, data[:300])]
-    with reader_of(*pieces) as reader:
-        given_up = await too_slow(reader, where_it_arrives=True)
-    assert given_up == pytest.approx(10.0 + 30.0 + 10.0, abs=0.1)
+@pytest.mark.parametrize("size", [0, 1, 4])
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("hermes", "if a < b: <tool"),
+        ("hermes", "It writes <tool_call> and means it."),
+        ("hermes", '<tool_call>\n{"names": [1], "a": 2}\n</tool_call> after'),
+        ("hermes", '<tool_call>\n{"name": 3}\n</tool_call>'),
+        ("hermes", '<tool_call>\n{"na'),
+        ("llama3", '{"name": "nobody", "parameters": {}}'),
+        ("llama3", '{"answer": 42}'),
+        ("llama3", '{"answer": 4'),
+        ("llama3", "No object {} at all."),
+        ("mistral_list", "[TOOL_CALLS] is a mark"),
+        ("granite", "<|tool_call|>nothing"),
+    ],
+)
+def test_what_is_no_call_is_text(name: str, text: str, size: int) -> None:
+    assert read(form_of(name), text, size=size) == (text, "", [], "stop")
 
 
-async def test_what_came_while_the_stream_was_held_has_its_time_too() -> None:
-    class Old:
-        peer_id = "peer"
-        received_all = trio.Event()
-
-    old = Old()
-    hold = Hold([old])
-
-    async def end() -> None:
-        await trio.sleep(20.0)
-        old.received_all.set()
-
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(end)
-        with reader_of((0.0, activation(3) + activation(3)[:5])) as reader:
-            start = trio.current_time()
-            with pytest.raises(RemoteProtocolError) as caught:
-                await reader.receive_all(lambda message: hold.begin(), hold=hold)
-        assert caught.value.code == ErrorCode.DEADLINE_EXCEEDED
-        assert trio.current_time() - start == pytest.approx(20.0 + 10.0)
+def test_a_call_that_is_cut_is_told_as_far_as_it_came() -> None:
+    text = '<tool_call>\n{"name": "weather", "arguments": {"city": "Bo'
+    told = read(form_of("hermes"), text, size=7, reason="length")
+    assert told == ("", "", [("weather", '{"city": "Bo')], "length")
 
 
-async def test_data_that_comes_into_its_memory_pays_for_its_time() -> None:
-    bounds = replace(BOUNDS, min_rate=100_000.0, max_bytes_per_peer=10**7, max_bytes=2 * 10**7)
-    data = activation(1_000_000)
-    received: list[TensorMessage] = []
-
-    def read(*pieces: tuple[float, bytes]) -> MessageReader:
-        budget = ByteBudget(per_peer=10**7, total=10**7)
-        return MessageReader(Script(*pieces), StreamDecoder(), budget=budget, bounds=bounds)
-
-    steady = [(1.0, data[at : at + 100_000]) for at in range(0, len(data), 100_000)]
-    with read(*steady, (0.0, b"")) as reader:
-        await reader.receive_all(received.append)
-    assert [len(message.data) for message in received] == [1_000_000]
-    trickle = [(1.0, data[:300_000]), *((1.0, bytes(1000)) for _ in range(100))]
-    with read(*trickle) as reader:
-        # All of it pays but what came before its header was whole.
-        assert 10.0 < await too_slow(reader, where_it_arrives=True) < 13.0
+def test_an_answer_with_one_call_ends_after_it() -> None:
+    form = form_of("hermes", max_calls=1)
+    text = written(form.call_format or _FORMATS[0], ("time", {}), ("time", {}))
+    assert read(form, text, size=3)[2:] == ([("time", "{}")], "tool_calls")
 
 
-async def test_where_it_arrives_a_message_waits_for_room_too() -> None:
-    budget = budget_of()
-    budget.add("peer", 500)
-    received: list[tuple[float, int]] = []
-
-    def take(message: TensorMessage) -> None:
-        received.append((trio.current_time(), len(message.data)))
-
-    async def make_room() -> None:
-        await trio.sleep(15.0)  # longer than a message may take
-        budget.remove("peer", 500)
-
-    start = trio.current_time()
-    data = activation(600)
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(make_room)
-        pieces = (0.0, activation(3) + data[:100]), (0.0, data[100:]), (0.0, b"")
-        with reader_of(*pieces, budget=budget) as reader:
-            await reader.receive_all(take)
-    assert received == [(start, 3), (start + 15.0, 600)]
-    assert budget.held_bytes == 0
+def test_a_call_that_was_asked_for_is_no_reason_to_end() -> None:
+    form = form_of("hermes", is_forced=True)
+    assert read(form, written(_FORMATS[1], ("time", {})))[3] == "stop"
 
 
-async def test_a_large_message_waits_for_room_and_its_clock_with_it() -> None:
-    budget = budget_of()
-    budget.add("peer", 950)
-    data = activation(100)
-    pieces = ((0.0, data[:HEADER_BYTES]), (9.0, data[HEADER_BYTES:]))
-    async with trio.open_nursery() as nursery:
-
-        async def make_room() -> None:
-            await trio.sleep(15.0)
-            budget.remove("peer", 950)
-
-        nursery.start_soon(make_room)
-        with reader_of(*pieces, budget=budget) as reader:
-            assert len((await reader.receive())[0].data) == 100
-            assert trio.current_time() >= 24.0
-    assert budget.held_bytes == 0
-
-
-async def test_a_small_message_does_not_wait_for_room() -> None:
-    budget = budget_of()
-    budget.add("peer", 5000)
-    data = activation(50)
-    with reader_of((0.0, data[:30]), (0.0, data[30:]), budget=budget) as reader:
-        assert len(await reader.receive()) == 1
+@pytest.mark.parametrize("size", [0, 1, 4])
+@pytest.mark.parametrize(
+    ("thinking", "text", "told"),
+    [
+        (THINKING, "<think>\nHm. <a>\n</think>\n\nYes.", ("Yes.", "Hm. <a>")),
+        (THINKING, "Yes. <think>", ("Yes. <think>", "")),
+        (THINKING, "\n<think></think>Yes.", ("Yes.", "")),
+        (THINKING, "<think>never ends </thi", ("", "never ends </thi")),
+        (THINKING, "<thi", ("<thi", "")),
+        (Thinking("<think>", "</think>", is_open=True), "Hm.\n</think>\n\nYes.", ("Yes.", "Hm.")),
+        (None, "<think>Hm.</think>Yes.", ("<think>Hm.</think>Yes.", "")),
+    ],
+)
+def test_thoughts_are_no_text_of_the_answer(
+    thinking: Thinking | None, text: str, told: tuple[str, str], size: int
+) -> None:
+    assert read(MessageForm(thinking=thinking), text, size=size)[:2] == told
 
 
-async def test_no_room_in_time() -> None:
-    budget = budget_of()
-    budget.add("other", 1900)
-    with (
-        reader_of((0.0, activation(100)[:30]), budget=budget) as reader,
-        pytest.raises(RequestRefusedError) as caught,
-    ):
-        await reader.receive()
-    assert caught.value.code == ErrorCode.BUSY
-    assert caught.value.retry_after == BOUNDS.room_timeout
-    assert budget.held_bytes == 1900
+def test_thoughts_come_before_calls() -> None:
+    form = form_of("hermes", thinking=THINKING)
+    text = "<think>I <tool_call> it.</think>\n\n" + written(_FORMATS[1], ("time", {}))
+    assert read(form, text, size=1) == ("", "I <tool_call> it.", [("time", "{}")], "tool_calls")
 
 
-async def test_room_is_held_while_a_message_comes_and_no_longer() -> None:
-    budget = budget_of()
-    data = activation(100)
-    with reader_of((0.0, data[:30]), (5.0, data[30:]), budget=budget) as reader:
-        with trio.move_on_after(1.0):
-            await reader.receive()
-        assert budget.held_bytes == 100
-        # Cancelled, it goes on where it was.
-        assert len(await reader.receive()) == 1
-        assert budget.held_bytes == 0
-    with reader_of((0.0, data[:30]), budget=budget) as reader:
-        with trio.move_on_after(1.0):
-            await reader.receive()
-        assert budget.held_bytes == 100
-    assert budget.held_bytes == 0
+@pytest.mark.parametrize(
+    ("text", "name", "arguments"),
+    [
+        ('{"arguments": {"a": [1, "}"]}, "name": "f"}', "f", '{"a": [1, "}"]}'),
+        ('{"name":"f"}', "f", "{}"),
+        ('{"id": 7, "name": "f", "arguments": "{\\"a\\": 1}"}', "f", '{"a": 1}'),
+        ('{"type": "function", "name": "f\\u0041", "parameters": {}}', "fA", "{}"),
+    ],
+)
+def test_an_object_tells_its_name_before_its_arguments(
+    text: str, name: str, arguments: str
+) -> None:
+    for size in (1, 3, len(text)):
+        reader, told = CallObject("arguments"), []
+        for at in range(0, len(text), size):
+            told.append(reader.push(text[at : at + size])[0])
+        names = [call.name for call in told if call.name is not None]
+        assert names == [name]
+        assert "".join(call.arguments for call in told) == arguments
+        assert reader.is_over
+        assert not reader.is_broken
 
 
-@pytest.mark.parametrize("num_bytes", [10, 30])
-async def test_an_end_in_mid_message(num_bytes: int) -> None:
-    with (
-        reader_of((0.0, activation(100)[:num_bytes]), (0.0, b"")) as reader,
-        pytest.raises(RemoteProtocolError) as caught,
-    ):
-        await reader.receive()
-    assert caught.value.code == ErrorCode.PROTOCOL_VIOLATION
+@pytest.mark.parametrize("text", ["[1]", "{1}", '{"name" 1}', '{"name":,}', '{"a": 1}', '{"name": ""}'])
+def test_an_object_that_is_no_call_is_broken(text: str) -> None:
+    reader = CallObject("arguments")
+    reader.push(text)
+    assert reader.is_broken
 
 
-async def test_what_was_whole_before_a_violation_is_handed_on() -> None:
-    with reader_of((0.0, activation(3) + b"\xff" * 30)) as reader:
-        assert len(await reader.receive()) == 1
-        with pytest.raises(RemoteProtocolError):
-            await reader.receive()
+def test_templates_are_recognised_by_their_text() -> None:
+    known = {
+        "hermes": "{{ '<tool_call>\n' }}{{ '</tool_call>' }}",
+        "qwen3_coder": "<tool_call> <function= <parameter=",
+        "mistral": "[TOOL_CALLS] [ARGS]",
+        "mistral_list": "[TOOL_CALLS]",
+        "deepseek_v3": "<｜tool▁calls▁begin｜> ```json",
+        "deepseek_v31": "<｜tool▁calls▁begin｜>",
+        "phi4_mini": "<|tool_call|> <|/tool_call|>",
+        "granite": "<|tool_call|>",
+        "llama3": '{"name": function name, "parameters": dictionary of argument name and its value}',
+    }
+    for name, template in known.items():
+        found = call_format(template)
+        assert found is not None
+        assert found.name == name
+    assert call_format("{{ tools }}") is None
+
+
+def test_thinking_is_as_the_template_and_the_prompt_say() -> None:
+    assert thinking_of("a </think> b", "x<think>\n") == Thinking("<think>", "</think>", is_open=True)
+    assert thinking_of("a </think> b", "x<think>\n\n</think>\n\n") == THINKING
+    assert thinking_of("nothing", "x<think>") is None

@@ -40,6 +40,7 @@ from neurogrid.inference.generation.token_session import TokenSession
 from neurogrid.inference.pipeline.routing import Routing
 from neurogrid.inference.pipeline.selection import Selector
 from neurogrid.model.adapters import AdapterSource
+from neurogrid.model.grammars import Grammar
 from neurogrid.p2p.exchange.counters import TrafficCounters
 from neurogrid.p2p.exchange.exchange import Exchange
 from neurogrid.p2p.hosts.host import Host
@@ -171,6 +172,7 @@ class Coordinator(TextGeneration):
         num_logprobs: int | None = None,
         ignore_eos: bool = False,
         adapter: str | None = None,
+        grammar: Grammar | None = None,
     ) -> AsyncGenerator[GeneratedToken, None]:
         """Yield new tokens, at most `max_tokens`; the last of them says why nothing follows.
 
@@ -186,6 +188,8 @@ class Coordinator(TextGeneration):
             num_logprobs: give the log probability of each token, and of so many of the likeliest; None for neither.
             ignore_eos: an end-of-sequence token is one like others.
             adapter: the name of one of `adapters`, with which they are computed; None for the model alone.
+            grammar: what all tokens together have to be; one that ends the sequence comes only where it is complete.
+                Compiled by `model.grammars`; None for anything.
 
         Raises:
             ConfigurationError: the prompt cannot be served, fewer tokens are allowed than are to come at least, or no
@@ -204,7 +208,12 @@ class Coordinator(TextGeneration):
             )
         own_ends = frozenset() if ignore_eos else model.eos_token_ids
         ends = own_ends.union(sampling.stop_token_ids)
-        sampler = Sampler(sampling, prompt=token_ids, end_token_ids=ends)
+        sampler = Sampler(
+            sampling,
+            prompt=token_ids,
+            end_token_ids=ends,
+            grammar=None if grammar is None else grammar.begin(),
+        )
         tokens = list(token_ids)
 
         def choose(logits_V: torch.Tensor) -> Chosen[_Sampled]:

@@ -21,6 +21,7 @@ from neurogrid.model.confined import ConfinementError
 from neurogrid.model.files.checkpoint import Checkpoint
 from neurogrid.model.files.config import build_config, eos_token_ids
 from neurogrid.model.files.tokenizer import Tokenizer
+from neurogrid.model.grammars import GrammarCompiler
 from neurogrid.model.proof.miniature import SplitTraits
 from neurogrid.model.proof.miniature_experts import check_experts
 from neurogrid.model.proof.proof import OWN_SECONDS, Proving
@@ -151,6 +152,17 @@ class LoadedModel(ModelSource):
             CheckpointError: the model directory has none.
         """
         return self.checkpoint.open_tokenizer()
+
+    @cached_property
+    def grammars(self) -> GrammarCompiler:
+        """What compiles grammars for this model's tokens.
+
+        Raises:
+            CheckpointError: the model directory has no tokenizer.
+        """
+        return GrammarCompiler(
+            self.tokenizer, vocab_size=self.ends.vocab_size, end_token_ids=self.eos_token_ids
+        )
 
     @property
     def max_piece(self) -> int | None:

@@ -5,8 +5,8 @@ the one that `generate()` draws from. First of all comes the repetition penalty,
 penalties and biases as OpenAI defines them
 (https://platform.openai.com/docs/guides/text-generation, "Frequency and presence penalties"), which count
 what was sampled, not the prompt; then, while there are fewer tokens than wanted, those that would end the sequence are
-ruled out. Each sampler has a generator of its own: a seed gives the same
-tokens whatever else runs. Logits that are not numbers are an error, never a token.
+ruled out; and last, those that the sequence's grammar does not allow. Each sampler has a generator of its own: a seed
+gives the same tokens whatever else runs. Logits that are not numbers are an error, never a token.
 
 Log probabilities are those of the model's own logits, before penalties, biases and temperature: what the model
 thinks of a token, not how likely it was to be drawn.
@@ -26,6 +26,7 @@ import torch
 
 from neurogrid.errors import ConfigurationError, ModelError
 from neurogrid.inference.generation.sampling_params import MAX_SEED, SamplingParams
+from neurogrid.model.grammars import GrammarState
 
 __all__ = [
     "FinishReason",
@@ -90,6 +91,7 @@ class Sampler:
     Args:
         prompt: the tokens before the first that is sampled.
         end_token_ids: the tokens that end the sequence, those of `params` included.
+        grammar: what the sequence has to be; its state is advanced here. None for anything.
     """
 
     def __init__(
@@ -98,8 +100,10 @@ class Sampler:
         *,
         prompt: Sequence[int] = (),
         end_token_ids: Collection[int] = (),
+        grammar: GrammarState | None = None,
     ) -> None:
         self.params = params
+        self._grammar = grammar
         self._num_sampled = 0
         self._end_ids = torch.tensor(sorted(end_token_ids), dtype=torch.long)
         self._prompt = prompt
@@ -121,7 +125,8 @@ class Sampler:
                 temperature 0 the first of the largest is taken, as torch.argmax does.
 
         Raises:
-            ConfigurationError: a bias names a token that the model does not have, or min_tokens leaves none.
+            ConfigurationError: a bias names a token that the model does not have, or min_tokens leaves none, or the
+                grammar has come to a bound of its library.
             ModelError: NaN or +inf among the logits, or no token that can be drawn.
         """
         scores = logits.detach().to(device="cpu", dtype=torch.float32)
@@ -132,12 +137,16 @@ class Sampler:
                 "models: try --dtype float32"
             )
         scores = self._weighed(scores)
+        if self._grammar is not None:
+            scores = self._by_grammar(scores, self._grammar)
         if self.params.temperature == 0:
             token_id = int(scores.argmax())
         else:
             probabilities = filtered_logits(scores, self.params).softmax(-1)
             token_id = int(torch.multinomial(probabilities, 1, generator=self._generator))
         self._num_sampled += 1
+        if self._grammar is not None and token_id not in self._end_ids:
+            self._grammar.advance(token_id)
         if self._counts_V is not None:
             self._counts_V[token_id] += 1
         if self._is_seen_V is not None:
@@ -172,6 +181,21 @@ class Sampler:
                 raise ConfigurationError(
                     f"the sequence can only end after {self._num_sampled} tokens, and min_tokens is {params.min_tokens}"
                 )
+        return scores_V
+
+    def _by_grammar(self, scores_V: torch.Tensor, grammar: GrammarState) -> torch.Tensor:
+        """The scores of what may come next; a token that ends the sequence may where the grammar is complete."""
+        allowed_V = grammar.allowed()
+        is_allowed_V = torch.zeros_like(scores_V, dtype=torch.bool)
+        length = min(len(allowed_V), len(scores_V))
+        is_allowed_V[:length] = allowed_V[:length]
+        if grammar.is_complete:
+            is_allowed_V[self._end_ids[self._end_ids < len(scores_V)]] = True
+        scores_V = scores_V.masked_fill(~is_allowed_V, -torch.inf)
+        if not math.isfinite(scores_V.max()):
+            raise ModelError(
+                "the model rules out all tokens that the answer's grammar allows: ask without one"
+            )
         return scores_V
 
     def _without_repetition(self, scores_V: torch.Tensor) -> torch.Tensor:

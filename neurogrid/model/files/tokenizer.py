@@ -17,6 +17,7 @@ import enum
 import inspect
 import re
 from collections.abc import Mapping, Sequence
+from copy import copy
 from pathlib import Path
 from typing import Any
 
@@ -128,15 +129,24 @@ class Tokenizer:
         """Whether the checkpoint says how a conversation becomes a text."""
         return bool(self._backend.chat_template)
 
-    def template_names(self, name: str) -> bool:
-        """Whether the text of the chat template has `name` in it: a variable that it does not name changes nothing."""
+    def chat_template_text(self, *, tools: bool = False) -> str:
+        """The text of the chat template; empty where there is none.
+
+        Args:
+            tools: of the one for conversations with tools, where a checkpoint has one of its own for them.
+        """
         if not self.has_chat_template:
-            return False
-        return re.search(rf"\b{re.escape(name)}\b", self._backend.get_chat_template()) is not None
+            return ""
+        return str(self._backend.get_chat_template(tools=[] if tools else None))
+
+    def template_names(self, name: str, *, tools: bool = False) -> bool:
+        """Whether the text of the chat template has `name` in it: a variable that it does not name changes nothing."""
+        text = self.chat_template_text(tools=tools)
+        return re.search(rf"\b{re.escape(name)}\b", text) is not None
 
     def chat_text(
         self,
-        messages: Sequence[Mapping[str, str]],
+        messages: Sequence[Mapping[str, Any]],
         *,
         ending: ChatEnding = ChatEnding.ANSWER,
         variables: Mapping[str, Any] | None = None,
@@ -173,7 +183,7 @@ class Tokenizer:
 
     def encode_chat(
         self,
-        messages: Sequence[Mapping[str, str]],
+        messages: Sequence[Mapping[str, Any]],
         *,
         ending: ChatEnding = ChatEnding.ANSWER,
         variables: Mapping[str, Any] | None = None,
@@ -202,9 +212,27 @@ class Tokenizer:
             return text[len(before) :]
         return text[len(before.rstrip(_REPLACEMENT)) :]  # it completes a character
 
-    def stream(self) -> TextStream:
-        """A new stream of text, for the tokens of one completion."""
-        return TextStream(self)
+    def as_json(self) -> str | None:
+        """The tokenizer as tokenizers writes it; None where it is not one of that library."""
+        if not self._backend.is_fast:
+            return None
+        backend = copy(self._backend.backend_tokenizer)
+        backend.no_padding()
+        backend.no_truncation()
+        return str(backend.to_str())
+
+    def special_id(self, text: str) -> int | None:
+        """The id of a special token, which `decode` leaves out; None where `text` is no such token."""
+        token_id: Any = self._backend.convert_tokens_to_ids(text)
+        return token_id if token_id in self._special_ids else None
+
+    def stream(self, kept: Mapping[int, str] | None = None) -> TextStream:
+        """A new stream of text, for the tokens of one completion.
+
+        Args:
+            kept: special tokens that are to stand in the text all the same, and as what.
+        """
+        return TextStream(self, kept)
 
     def kind(self, token_id: int) -> TokenKind:
         """Return what the id contributes to a text."""
@@ -221,16 +249,24 @@ class TextStream:
 
     All that `push` returned and what `finish` returns, joined, is `decode` of all ids pushed. The
     time for n tokens grows with n, not with its square.
+
+    Args:
+        kept: special tokens that are text here, by what they are to be; what follows one is decoded by itself.
     """
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, kept: Mapping[int, str] | None = None) -> None:
         self._tokenizer = tokenizer
+        self._kept = kept or {}
         self._window: list[int] = []
         self._num_context = 0  # tokens at the start of the window whose text was given out
         self._num_given = 0  # characters of the window's text that were given out
 
     def push(self, token_id: int) -> str:
         """Take the next token; the text that is certain now, often empty."""
+        if (marker := self._kept.get(token_id)) is not None:
+            text = self.finish() + marker
+            self._window, self._num_context, self._num_given = [], 0, 0
+            return text
         kind = self._tokenizer.kind(token_id)
         if kind is TokenKind.NOTHING:
             return ""

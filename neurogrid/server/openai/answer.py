@@ -28,6 +28,7 @@ from neurogrid.inference.generation.coordinator import Coordinator
 from neurogrid.server.errors import APIError
 from neurogrid.server.openai.answer_writer import AnswerWriter, Piece
 from neurogrid.server.openai.request_reader import CompletionRequest
+from neurogrid.server.openai.tools.message_reader import MessageReader
 
 __all__ = ["Answer", "AnswerShape", "Usage", "while_connected"]
 
@@ -169,12 +170,17 @@ class Answer:
 
     async def _generate_one(self, index: int) -> None:
         choice = self._request.choices[index]
+        tokenizer, form = self._coordinator.model.tokenizer, self._request.form
+        marks = form.marks if form is not None else ()
+        ids = ((tokenizer.special_id(mark), mark) for mark in marks)
         writer = AnswerWriter(
-            self._coordinator.model.tokenizer,
+            tokenizer,
             choice.prompt,
             stop=self._request.stop,
             min_tokens=choice.sampling.min_tokens,
+            kept={token_id: mark for token_id, mark in ids if token_id is not None},
         )
+        reader = MessageReader(form) if form is not None else None
         echo = choice.echo
         generating = self._coordinator.generate_tokens(
             choice.prompt,
@@ -183,11 +189,14 @@ class Answer:
             num_logprobs=self._request.num_logprobs,
             ignore_eos=self._request.ignore_eos,
             adapter=self._request.adapter,
+            grammar=self._request.grammar,
         )
         is_first = True
         async with aclosing(generating) as tokens:
             async for token in tokens:
                 piece = writer.push(token)
+                if reader is not None:
+                    piece = reader.push(piece)
                 self._usage.num_new_tokens += 1
                 if is_first:
                     self._usage.reused(choice.prompt, token.num_reused)

@@ -8,10 +8,10 @@ from __future__ import annotations
 import json
 import secrets
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from neurogrid.server.openai.answer import Usage
-from neurogrid.server.openai.answer_writer import Piece, WrittenToken
+from neurogrid.server.openai.answer_writer import CallPiece, Piece, WrittenToken
 
 __all__ = ["ChatShape", "CompletionShape"]
 
@@ -62,7 +62,13 @@ class ChatShape(_Shape):
         return self._delta(index, {"role": "assistant", "content": ""}, None, None)
 
     def event(self, index: int, piece: Piece) -> bytes:
-        delta = {"content": piece.text} if piece.text or piece.tokens else {}
+        delta: dict[str, object] = {}
+        if piece.reasoning:
+            delta |= _reasoning(piece.reasoning)
+        if piece.text or (piece.tokens and not (piece.reasoning or piece.calls)):
+            delta["content"] = piece.text
+        if piece.calls:
+            delta["tool_calls"] = [_call_delta(call) for call in piece.calls]
         logprobs = self._logprobs(piece.tokens) if piece.tokens else None
         return self._delta(index, delta, logprobs, piece.finish_reason)
 
@@ -70,7 +76,7 @@ class ChatShape(_Shape):
         choices: list[dict[str, object]] = [
             {
                 "index": index,
-                "message": {"role": "assistant", "content": _text(pieces), "refusal": None},
+                "message": _message(pieces),
                 "logprobs": self._logprobs(_tokens(pieces)) if self._with_logprobs else None,
                 "finish_reason": pieces[-1].finish_reason,
             }
@@ -79,7 +85,7 @@ class ChatShape(_Shape):
         return self._whole(choices, usage)
 
     def _delta(
-        self, index: int, delta: dict[str, str], logprobs: object, finish_reason: object
+        self, index: int, delta: Mapping[str, object], logprobs: object, finish_reason: object
     ) -> bytes:
         return self._event(
             {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason}
@@ -130,6 +136,47 @@ class CompletionShape(_Shape):
             "top_logprobs": [{**dict(token.top), token.text: token.logprob} for token in tokens],
             "text_offset": [token.offset for token in tokens],
         }
+
+
+def _message(pieces: list[Piece]) -> dict[str, object]:
+    """A message of a chat. It says nothing of tools and thoughts where there are none."""
+    told = [call for piece in pieces for call in piece.calls]
+    calls = [
+        {
+            "id": first.call_id,
+            "type": "function",
+            "function": {
+                "name": first.name,
+                "arguments": "".join(call.arguments for call in told if call.index == first.index),
+            },
+        }
+        for first in told
+        if first.call_id is not None
+    ]
+    text, reasoning = _text(pieces), "".join(piece.reasoning for piece in pieces)
+    message: dict[str, object] = {
+        "role": "assistant",
+        "content": None if calls and not text else text,
+        "refusal": None,
+    }
+    if reasoning:
+        message |= _reasoning(reasoning)
+    if calls:
+        message["tool_calls"] = calls
+    return message
+
+
+def _reasoning(text: str) -> dict[str, object]:
+    # The name that most programs look for, and the one that vLLM has since.
+    return {"reasoning_content": text, "reasoning": text}
+
+
+def _call_delta(call: CallPiece) -> dict[str, object]:
+    function: dict[str, object] = {"arguments": call.arguments}
+    if call.call_id is None:
+        return {"index": call.index, "function": function}
+    function = {"name": call.name, **function}
+    return {"index": call.index, "id": call.call_id, "type": "function", "function": function}
 
 
 def _text(pieces: Iterable[Piece]) -> str:

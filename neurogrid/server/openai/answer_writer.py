@@ -7,13 +7,16 @@ could be the beginning of one is held back until it is known. No I/O.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
-from neurogrid.inference.generation.sampling import FinishReason, GeneratedToken
+from neurogrid.inference.generation.sampling import GeneratedToken
 from neurogrid.model.files.tokenizer import Tokenizer
 
-__all__ = ["AnswerWriter", "Piece", "WrittenToken", "held_back"]
+__all__ = ["AnswerWriter", "CallPiece", "FinishReason", "Piece", "WrittenToken", "held_back"]
+
+FinishReason = Literal["stop", "length", "tool_calls"]
 
 # Tokens before one that decide what it decodes to: those of a character that is not complete, and one more.
 CONTEXT_TOKENS = 4
@@ -37,22 +40,42 @@ class WrittenToken:
 
 
 @dataclass(frozen=True, slots=True)
+class CallPiece:
+    """The piece that a call of a tool grows by.
+
+    Attributes:
+        index: of the call in its answer.
+        call_id, name: with the first piece alone.
+        arguments: of their JSON text.
+    """
+
+    index: int
+    call_id: str | None = None
+    name: str | None = None
+    arguments: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Piece:
     """The piece that an answer grows by.
 
     Attributes:
         tokens: those whose text is given out with it, where log probabilities were asked for.
         finish_reason: None for all but the last.
+        reasoning: what the model thinks, and is no text of the answer.
+        calls: of tools, in their order.
     """
 
     text: str
     tokens: tuple[WrittenToken, ...] = ()
     finish_reason: FinishReason | None = None
+    reasoning: str = ""
+    calls: tuple[CallPiece, ...] = ()
 
     @property
     def is_empty(self) -> bool:
         """Whether there is nothing to tell."""
-        return not (self.text or self.tokens or self.finish_reason)
+        return not (self.text or self.tokens or self.finish_reason or self.reasoning or self.calls)
 
 
 class AnswerWriter:
@@ -62,6 +85,7 @@ class AnswerWriter:
         prompt: what was before them.
         stop: strings before which the text ends; none is empty.
         min_tokens: a stop string that is there whole after so many tokens, or before, is text like other text.
+        kept: special tokens that are text all the same, by what they are written as.
 
     Attributes:
         num_tokens: that were taken, an end-of-sequence token included.
@@ -74,13 +98,14 @@ class AnswerWriter:
         stop: Sequence[str] = (),
         *,
         min_tokens: int = 0,
+        kept: Mapping[int, str] | None = None,
     ) -> None:
         self.num_tokens = 0
         self._tokenizer = tokenizer
         self._stop = tuple(stop)
         self._min_tokens = min_tokens
         self._num_unstopped = 0  # characters that were decoded when there were so many tokens
-        self._text = tokenizer.stream()
+        self._text = tokenizer.stream(kept)
         self._recent = list(prompt[-CONTEXT_TOKENS:])
         self._length = 0  # characters that were decoded
         self._held = ""  # the last of them, which were not given out

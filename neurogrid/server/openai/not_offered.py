@@ -15,11 +15,8 @@ __all__ = ["NOT_IN_CHATS", "NOT_IN_TEXTS", "refuse_fields", "refuse_messages"]
 
 # By field: the values that change nothing.
 _COMMON: Final[Mapping[str, tuple[object, ...]]] = {
-    "tools": (None, []),
-    "tool_choice": (None, "none", "auto"),
     "functions": (None, []),
     "function_call": (None, "none", "auto"),
-    "response_format": (None, {"type": "text"}),
     "audio": (None,),
     "modalities": (None, ["text"]),
     "moderation": (None,),
@@ -29,7 +26,6 @@ _COMMON: Final[Mapping[str, tuple[object, ...]]] = {
     "suffix": (None, ""),
     # Of other servers.
     "use_beam_search": (None, False),
-    "structured_outputs": (None,),
     "guided_json": (None,),
     "guided_regex": (None,),
     "guided_choice": (None,),
@@ -53,6 +49,10 @@ NOT_IN_CHATS: Final[Mapping[str, tuple[object, ...]]] = {
 # Without messages there is no template that they could say anything to.
 NOT_IN_TEXTS: Final[Mapping[str, tuple[object, ...]]] = {
     **_COMMON,
+    "tools": (None, []),
+    "tool_choice": (None, "none", "auto"),
+    "response_format": (None, {"type": "text"}),
+    "structured_outputs": (None,),
     "prompt_embeds": (None,),
     "add_special_tokens": (None, True),
     "reasoning_effort": (None, "none"),
@@ -98,7 +98,7 @@ def refuse_fields(
 
 
 def refuse_messages(messages: object) -> None:
-    """Refuse messages that are not text, or of tools. They are not checked yet.
+    """Refuse messages that are not text, or of functions as they were before tools. They are not checked yet.
 
     Raises:
         APIError: 400, with the field of the message.
@@ -109,19 +109,16 @@ def refuse_messages(messages: object) -> None:
 
 
 def _check_message(message: Mapping[str, object], where: str) -> None:
-    role = message.get("role")
-    if role in ("tool", "function"):
+    if message.get("role") == "function":
         raise _not_offered(
-            f"{where} is the answer of a tool (role {role!r}), and tools are not supported here: messages are of "
-            "system, developer, user or assistant",
+            f"{where} is the answer of a function (role 'function'), and only those of tools are supported here",
             f"{where}.role",
         )
-    for name in ("tool_calls", "function_call"):
-        if message.get(name) not in (None, []):
-            raise _not_offered(
-                f"{where} calls a tool ({name}), and tools are not supported here",
-                f"{where}.{name}",
-            )
+    if message.get("function_call") not in (None, []):
+        raise _not_offered(
+            f"{where} calls a function (function_call), and only tool_calls are supported here",
+            f"{where}.function_call",
+        )
     if message.get("audio") is not None:
         raise _not_offered(f"{where} is audio, and only text is supported here", f"{where}.audio")
     content = message.get("content")

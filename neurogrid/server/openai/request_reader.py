@@ -21,6 +21,8 @@ from neurogrid.inference.generation.loaded_model import LoadedModel
 from neurogrid.inference.generation.sampling import derived_seed
 from neurogrid.inference.generation.sampling_params import MAX_SEED, SamplingParams
 from neurogrid.model.files.chat_template import RENDER_SECONDS, TemplateBusyError
+from neurogrid.model.files.tokenizer import ChatEnding, Tokenizer
+from neurogrid.model.grammars import Grammar, GrammarBusyError
 from neurogrid.server.errors import APIError
 from neurogrid.server.openai.not_offered import (
     NOT_IN_CHATS,
@@ -34,6 +36,10 @@ from neurogrid.server.openai.request_schemas import (
     MAX_CHOICES,
 )
 from neurogrid.server.openai.template_values import read_ending, read_variables
+from neurogrid.server.openai.tools.answer_grammar import answer_grammar
+from neurogrid.server.openai.tools.call_formats import thinking_of
+from neurogrid.server.openai.tools.message_reader import MessageForm
+from neurogrid.server.openai.tools.tool_requests import read_messages, read_tools
 from neurogrid.server.schema_check import check
 
 __all__ = ["ChoiceRequest", "CompletionRequest", "read_chat", "read_completion", "read_model_name"]
@@ -43,6 +49,10 @@ DEFAULT_COMPLETION_TOKENS = 16
 # Conversations that wait for a template, which takes RENDER_SECONDS at most: for that long, then for their turn.
 _TEMPLATES = trio.CapacityLimiter(64)
 TEMPLATE_RETRY_AFTER = 5.0
+# Schemas that wait to be compiled, one after the other; and for how long, where the first one of a large vocabulary
+# takes some seconds itself.
+_GRAMMARS = trio.CapacityLimiter(16)
+GRAMMAR_TIMEOUT = 30.0
 # Above it a text is tokenised in a thread: a millisecond or two.
 MAX_INLINE_CHARS = 4096
 # What the model's makers may recommend otherwise.
@@ -81,7 +91,8 @@ class CompletionRequest:
         choices: in the order of their indices.
         num_prompt_tokens: of all prompts, each counted once.
         stop: strings before which the text ends.
-        num_logprobs, adapter: as for `Coordinator.generate_tokens`.
+        num_logprobs, adapter, grammar: as for `Coordinator.generate_tokens`.
+        form: what a message is read from; None where the text is the answer.
     """
 
     choices: tuple[ChoiceRequest, ...]
@@ -92,6 +103,8 @@ class CompletionRequest:
     stream: bool
     include_usage: bool
     adapter: str | None = None
+    grammar: Grammar | None = None
+    form: MessageForm | None = None
 
 
 def read_model_name(model: LoadedModel, adapters: Collection[str], name: object) -> str | None:
@@ -128,23 +141,37 @@ async def read_chat(
     refuse_messages(body.get("messages"))
     check(body, CHAT_REQUEST)
     adapter = read_model_name(model, adapters, body.get("model"))
-    encode = partial(
-        model.tokenizer.encode_chat,
-        [_message(message) for message in body["messages"]],
-        ending=read_ending(body),
-        variables=read_variables(body, model.tokenizer),
-    )
+    tools = read_tools(body, model.tokenizer)
+    variables = read_variables(body, model.tokenizer)
+    if tools.told is not None:
+        variables["tools"] = tools.told
+    messages = read_messages(body["messages"], model.tokenizer)
+    rendered = partial(_rendered, model.tokenizer, messages, read_ending(body), variables)
     run_sync: Any = trio.to_thread.run_sync  # its stubs lack `abandon_on_cancel`
-    prompt: list[int] | None = None
+    text: str | None = None
+    prompt: list[int] = []
     try:
         with trio.move_on_after(2 * RENDER_SECONDS):
-            prompt = await run_sync(encode, abandon_on_cancel=True, limiter=_TEMPLATES)
+            text, prompt = await run_sync(rendered, abandon_on_cancel=True, limiter=_TEMPLATES)
     except TemplateBusyError as exc:
         raise _busy(str(exc)) from exc
     except ConfigurationError as exc:
         raise APIError(400, str(exc), param="messages", code="chat_template") from exc
-    if prompt is None:
+    if text is None:
         raise _busy("too many conversations wait for the model's chat template")
+    template = model.tokenizer.chat_template_text(tools=tools.told is not None)
+    form = MessageForm(
+        call_format=tools.call_format,
+        tools=tools.parameters,
+        thinking=thinking_of(template, text),
+        max_calls=tools.max_calls,
+        is_forced=tools.is_named,
+    )
+    grammar = None
+    wanted = answer_grammar(body, tools, form.thinking, model.tokenizer)
+    if wanted is not None:
+        _refuse_beside_grammar(body)
+        grammar = await _compiled(model, *wanted)
     num_logprobs = None
     if body.get("logprobs"):
         num_logprobs = int(body.get("top_logprobs") or 0)
@@ -152,7 +179,8 @@ async def read_chat(
         raise _impossible("top_logprobs needs logprobs to be true", "top_logprobs")
     max_tokens = body.get("max_completion_tokens") or body.get("max_tokens")
     request = _request(body, model, [prompt], [""], "messages", max_tokens, num_logprobs)
-    return replace(request, adapter=adapter)
+    reads = form.call_format is not None or form.thinking is not None
+    return replace(request, adapter=adapter, grammar=grammar, form=form if reads else None)
 
 
 async def read_completion(
@@ -193,14 +221,43 @@ async def read_completion(
     return replace(request, adapter=adapter)
 
 
-def _message(message: Mapping[str, Any]) -> dict[str, str]:
-    content = message["content"]
-    if not isinstance(content, str):
-        content = "".join(part["text"] for part in content)
-    # Templates know `system`; `developer` is what OpenAI calls it since.
-    role = "system" if message["role"] == "developer" else message["role"]
-    name = {"name": message["name"]} if message.get("name") else {}
-    return {"role": role, "content": content, **name}
+def _rendered(
+    tokenizer: Tokenizer,
+    messages: Sequence[Mapping[str, Any]],
+    ending: ChatEnding,
+    variables: Mapping[str, object],
+) -> tuple[str, list[int]]:
+    """The text of a conversation, and its tokens. Blocks."""
+    text = tokenizer.chat_text(messages, ending=ending, variables=variables)
+    return text, tokenizer.encode(text, add_special_tokens=False)
+
+
+def _refuse_beside_grammar(body: Mapping[str, Any]) -> None:
+    """Refuse what would have an answer go on where it is complete."""
+    for name in ("ignore_eos", "min_tokens"):
+        if body.get(name):
+            raise _impossible(
+                f"{name} cannot be where the answer has to fit a schema or be a call, which ends when it is complete",
+                name,
+            )
+
+
+async def _compiled(model: LoadedModel, text: str, param: str) -> Grammar:
+    run_sync: Any = trio.to_thread.run_sync
+    grammar: Grammar | None = None
+    try:
+        with trio.move_on_after(GRAMMAR_TIMEOUT):
+            grammar = await run_sync(
+                lambda: model.grammars.compile(text), abandon_on_cancel=True, limiter=_GRAMMARS
+            )
+    except GrammarBusyError as exc:
+        raise _grammar_busy(str(exc)) from exc
+    except ConfigurationError as exc:
+        message = f"{param} cannot be held to: {exc}"
+        raise APIError(400, message, param=param, code="invalid_value") from exc
+    if grammar is None:
+        raise _grammar_busy("too many schemas wait to be compiled: try again")
+    return grammar
 
 
 async def _tokens(prompt: str | list[int], model: LoadedModel) -> list[int]:
@@ -273,6 +330,10 @@ def _room(prompt: Sequence[int], model: LoadedModel, param: str, max_tokens: flo
 
 def _busy(message: str) -> APIError:
     return APIError(503, message, code="chat_template_busy", retry_after=TEMPLATE_RETRY_AFTER)
+
+
+def _grammar_busy(message: str) -> APIError:
+    return APIError(503, message, code="grammar_busy", retry_after=TEMPLATE_RETRY_AFTER)
 
 
 def _impossible(message: str, param: str) -> APIError:

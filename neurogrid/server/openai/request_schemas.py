@@ -11,6 +11,11 @@ from neurogrid.inference.generation.sampling_params import (
     MAX_STOP_TOKENS,
     MIN_REPETITION_PENALTY,
 )
+from neurogrid.server.openai.tools.tool_schemas import (
+    FORMAT_FIELDS,
+    TOOL_FIELDS,
+    TOOL_MESSAGE_FIELDS,
+)
 from neurogrid.server.schema_check import Schema
 
 __all__ = ["ADAPTER_REQUEST", "CHAT_REQUEST", "COMPLETION_REQUEST", "MAX_CHOICES", "MAX_MESSAGES"]
@@ -139,14 +144,16 @@ CHAT_REQUEST: Schema = {
             "maxItems": MAX_MESSAGES,
             "items": {
                 "type": "object",
-                "required": ["role", "content"],
+                "required": ["role"],
                 "properties": {
                     "role": {
                         "type": "string",
-                        "enum": ["system", "developer", "user", "assistant"],
+                        "enum": ["system", "developer", "user", "assistant", "tool"],
                     },
                     "content": {
+                        "description": "Left out, or null, only where the message calls tools.",
                         "anyOf": [
+                            {"type": "null"},
                             _TEXT,
                             {
                                 "type": "array",
@@ -154,12 +161,15 @@ CHAT_REQUEST: Schema = {
                                 "minItems": 1,
                                 "maxItems": MAX_MESSAGES,
                             },
-                        ]
+                        ],
                     },
                     "name": {"type": ["string", "null"], "maxLength": 256},
+                    **TOOL_MESSAGE_FIELDS,
                 },
             },
         },
+        **TOOL_FIELDS,
+        **FORMAT_FIELDS,
         "logprobs": _FLAG,
         "top_logprobs": {
             "type": ["integer", "null"],
