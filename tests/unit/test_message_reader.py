@@ -70,9 +70,7 @@ def written(known: CallFormat, *calls: tuple[str, dict[str, Any]]) -> str:
                 f"<parameter={key}>\n{value}\n</parameter>\n" for key, value in arguments.items()
             )
             return f"{known.call_begin}<function={name}>\n{values}</function>\n{known.call_end}"
-        return (
-            f'{known.call_begin}{{"name": "{name}", "{known.arguments_key}": {told}}}{known.call_end}'
-        )
+        return f'{known.call_begin}{{"name": "{name}", "{known.arguments_key}": {told}}}{known.call_end}'
 
     parts = (known.separator or "").join(one(*call) for call in calls)
     return known.begin + parts + known.end
@@ -93,7 +91,9 @@ def test_calls_of_each_format_are_read_in_any_pieces(known: CallFormat, size: in
 
 
 @pytest.mark.parametrize("size", [0, 1, 3])
-@pytest.mark.parametrize("known", [known for known in _FORMATS if known.trigger], ids=lambda k: k.name)
+@pytest.mark.parametrize(
+    "known", [known for known in _FORMATS if known.trigger], ids=lambda k: k.name
+)
 def test_text_before_a_call_is_the_answer_s(known: CallFormat, size: int) -> None:
     text = "Let me < look. [x]\n\n" + written(known, ("time", {}))
     content, _, told, reason = read(form_of(known.name), text, size=size)
@@ -186,7 +186,9 @@ def test_an_object_tells_its_name_before_its_arguments(
         assert not reader.is_broken
 
 
-@pytest.mark.parametrize("text", ["[1]", "{1}", '{"name" 1}', '{"name":,}', '{"a": 1}', '{"name": ""}'])
+@pytest.mark.parametrize(
+    "text", ["[1]", "{1}", '{"name" 1}', '{"name":,}', '{"a": 1}', '{"name": ""}']
+)
 def test_an_object_that_is_no_call_is_broken(text: str) -> None:
     reader = CallObject("arguments")
     reader.push(text)
@@ -213,6 +215,8 @@ def test_templates_are_recognised_by_their_text() -> None:
 
 
 def test_thinking_is_as_the_template_and_the_prompt_say() -> None:
-    assert thinking_of("a </think> b", "x<think>\n") == Thinking("<think>", "</think>", is_open=True)
+    assert thinking_of("a </think> b", "x<think>\n") == Thinking(
+        "<think>", "</think>", is_open=True
+    )
     assert thinking_of("a </think> b", "x<think>\n\n</think>\n\n") == THINKING
     assert thinking_of("nothing", "x<think>") is None

@@ -265,6 +265,11 @@ def test_harmless_fields_are_taken(model: LoadedModel) -> None:
     assert asked(Told(model), "chat/completions", tools=tools, tool_choice="auto").status == 400
 
 
+CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+TOOL = {"type": "function", "function": {"name": "f"}}
+NOT = {"not": {"type": "string"}}
+
+
 def test_earlier_answers_may_come_back_as_the_client_has_them(model: LoadedModel) -> None:
     answer = {**message("A class.", "assistant"), "refusal": None, "tool_calls": None}
     answer |= {"function_call": None, "audio": None, "annotations": []}
@@ -297,12 +302,12 @@ def test_earlier_answers_may_come_back_as_the_client_has_them(model: LoadedModel
         ),
         (
             {**message("18", "tool"), "tool_call_id": "c"},
-            "messages[1] is the answer of a tool (role 'tool'), and tools are not supported here",
+            "messages[1] is the answer of a tool, and tools are not supported by this model",
             "messages[1].role",
         ),
         (
-            {**message(None, "assistant"), "tool_calls": [{"id": "c"}]},
-            "messages[1] calls a tool (tool_calls), and tools are not supported here",
+            {**message(None, "assistant"), "tool_calls": [CALL]},
+            "messages[1] calls a tool, and tools are not supported by this model",
             "messages[1].tool_calls",
         ),
         (
@@ -370,7 +375,29 @@ def test_other_paths_say_what_is_offered(model: LoadedModel, path: str) -> None:
         ("completions", {"skip_special_tokens": False}, 400, "skip_special_tokens"),
         ("chat/completions", {"moderation": {"model": "m"}}, 400, "moderation"),
         ("chat/completions", {"documents": [{"text": "x"}]}, 400, "documents"),
-        ("chat/completions", {"tool_choice": "required"}, 400, "tool_choice"),
+        ("chat/completions", {"tool_choice": "required"}, 422, "tool_choice"),
+        ("chat/completions", {"tools": [TOOL]}, 400, "tools"),
+        ("chat/completions", {"tools": [TOOL, TOOL]}, 422, "tools[1].function.name"),
+        ("chat/completions", {"tools": [{"type": "custom"}]}, 400, "tools[0].function"),
+        ("chat/completions", {"response_format": {"type": "xml"}}, 400, "response_format.type"),
+        (
+            "chat/completions",
+            {"response_format": {"type": "json_object"}, "ignore_eos": True},
+            422,
+            "ignore_eos",
+        ),
+        (
+            "chat/completions",
+            {
+                "response_format": {
+                    "type": "json_schema",
+                    "json_schema": {"name": "a", "schema": NOT},
+                }
+            },
+            400,
+            "response_format.json_schema.schema",
+        ),
+        ("completions", {"response_format": {"type": "json_object"}}, 400, "response_format"),
         ("chat/completions", {"top_logprobs": 2}, 422, "top_logprobs"),
         ("chat/completions", {"reasoning_effort": "high"}, 400, "reasoning_effort"),
         ("chat/completions", {"modalities": ["text", "audio"]}, 400, "modalities"),

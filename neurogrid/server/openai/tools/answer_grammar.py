@@ -91,6 +91,21 @@ def _by_format(body: Mapping[str, Any], grammar: GrammarText) -> tuple[str | Non
 
 
 _OUTPUTS = "structured_outputs"
+_TAG_END = r'"\n</parameter>\n"'
+# What a schema of arguments between tags may have; what is left out says something of all of them together.
+_TAGGED_WORDS = frozenset(
+    {
+        "type",
+        "properties",
+        "required",
+        "additionalProperties",
+        "title",
+        "description",
+        "$defs",
+        "definitions",
+        "$schema",
+    }
+)
 
 
 def _checked(schema: Mapping[str, Any], param: str) -> Mapping[str, Any]:
@@ -193,24 +208,45 @@ class _Rules:
     ) -> str:
         """A call whose arguments are each between tags: texts as they are, other values as JSON."""
         required = set(schema.get("required") or ())
+        properties = schema.get("properties") or {}
+        unknown = sorted((set(schema) - _TAGGED_WORDS) | (required - set(properties)))
+        if unknown:
+            raise _wrong(
+                f"has {unknown[0]!r} in the parameters of {name!r}, which cannot be held to in this model's format of "
+                "calls: arguments are between tags",
+                "tools",
+            )
         parts = [self._marked(f"{begin}<function={name}>\n")]
         definitions = {word: schema[word] for word in ("$defs", "definitions") if word in schema}
-        for number, (parameter, own) in enumerate((schema.get("properties") or {}).items()):
-            own = own if isinstance(own, Mapping) else {}
-            if own.get("type") == "string" and not {"enum", "const", "pattern"} & set(own):
-                self._grammar.rule("ANYTHING", _ANYTHING)
-                self._grammar.rule("value[lazy]", r'ANYTHING "\n</parameter>\n"')
-                value = "value"
-            elif own.get("type") == "string" and "enum" in own:
-                texts = " | ".join(self._grammar.literal(str(text)) for text in own["enum"])
-                value = f'({texts}) "\\n</parameter>\\n"'
-            else:
-                value = f'{self._grammar.schema({**definitions, **own})} "\\n</parameter>\\n"'
+        for number, (parameter, given) in enumerate(properties.items()):
+            own = given if isinstance(given, Mapping) else {}
+            rule = f"{key}_{number}"
             tag = self._grammar.literal(f"<parameter={parameter}>\n")
-            rule = self._grammar.rule(f"{key}_{number}", f"{tag} {value}")
+            if own.get("type") == "string":
+                value = self._plain_text(rule, own, parameter)
+            else:
+                value = f"{self._grammar.schema({**own, **definitions})} {_TAG_END}"
+            self._grammar.rule(rule, f"{tag} {value}")
             parts.append(rule if parameter in required else f"{rule}?")
         parts.append(self._marked("</function>\n" + known.call_end))
         return " ".join(parts)
+
+    def _plain_text(self, rule: str, schema: Mapping[str, Any], parameter: str) -> str:
+        """A text without quotes, up to the tag behind it."""
+        if "enum" in schema or "const" in schema:
+            texts = schema.get("enum") or [schema.get("const")]
+            literals = " | ".join(self._grammar.literal(str(text)) for text in texts)
+            return f"({literals}) {_TAG_END}"
+        if not_held := sorted({"pattern", "format"} & set(schema)):
+            raise _wrong(
+                f"has a {not_held[0]} for {parameter!r}, which cannot be held to in this model's format of calls: texts "
+                "are between tags",
+                "tools",
+            )
+        at_least, at_most = schema.get("minLength", 0), schema.get("maxLength", "")
+        text = self._grammar.rule(f"{rule}_text".upper(), rf"/(.|\n){{{at_least},{at_most}}}/")
+        self._grammar.rule(f"{rule}_value[lazy]", f"{text} {_TAG_END}")
+        return f"{rule}_value"
 
     def _arguments(self, key: str, schema: Mapping[str, Any]) -> str:
         """JSON by a tool's schema; once, however often rules name it."""

@@ -360,9 +360,7 @@ class MessageReader:
 
 def _typed(text: str, schema: object) -> object:
     """A value that a model wrote without quotes, as `schema` has it."""
-    kinds = schema.get("type") if isinstance(schema, Mapping) else None
-    kinds = [kinds] if isinstance(kinds, str) else kinds
-    if kinds is None or list(kinds) == ["string"]:
+    if not isinstance(schema, Mapping) or schema.get("type") == "string":
         return text
     try:
         return json.loads(text)

@@ -176,7 +176,7 @@ def _require(name: str, tokenizer: Tokenizer, what: str, param: str) -> None:
     if tokenizer.has_chat_template and not tokenizer.template_names(name, tools=True):
         raise _wrong(
             400,
-            f"{what}, and tools are not supported by this model: its chat template does not name {name!r}",
+            f"{what}, and tools are not supported by this model: its chat template does not name {name}",
             param,
             "unsupported_parameter",
         )
