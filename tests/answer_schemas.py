@@ -7,7 +7,7 @@ records of databases and trees. `answer_schemas` gives so many, the same each ti
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 __all__ = ["answer_schemas", "closing_bias"]
@@ -15,18 +15,19 @@ __all__ = ["answer_schemas", "closing_bias"]
 Schema = dict[str, Any]
 
 
-def closing_bias(texts: list[str], *, bias: float = 8.0) -> dict[str, float]:
+def closing_bias(texts: list[str], ends: Collection[int], *, bias: float = 8.0) -> dict[str, float]:
     """A `logit_bias` for models that know no JSON: they come to an end when tokens that close something are likelier.
 
     Args:
         texts: of all tokens.
+        ends: the tokens that end a sequence.
     """
     closing = [
         token_id
         for token_id, text in enumerate(texts)
         if text.strip() and not text.strip(' "}],')  # nothing but what closes
     ]
-    return {str(token_id): bias for token_id in closing[:1024]}
+    return {str(token_id): bias for token_id in [*ends, *closing][:1024]}
 
 
 def _object(required: list[str] | None = None, **properties: Schema) -> Schema:
@@ -125,10 +126,37 @@ _WRITTEN: list[Schema] = [
 _WRITTEN[28]["$defs"] = {"node": {key: _WRITTEN[28][key] for key in _WRITTEN[28] if key != "$defs"}}
 
 # What properties are called.
-_WORDS = """
-id name title status kind count price unit email address city country tags items
-owner created_at enabled score version path size color priority notes parent width height url lang
-""".split()
+_WORDS = [
+    "id",
+    "name",
+    "title",
+    "status",
+    "kind",
+    "count",
+    "price",
+    "unit",
+    "email",
+    "address",
+    "city",
+    "country",
+    "tags",
+    "items",
+    "owner",
+    "created_at",
+    "enabled",
+    "score",
+    "version",
+    "path",
+    "size",
+    "color",
+    "priority",
+    "notes",
+    "parent",
+    "width",
+    "height",
+    "url",
+    "lang",
+]
 
 
 class _Generator:

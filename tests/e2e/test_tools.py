@@ -45,7 +45,10 @@ TEMPLATE = """\
 {{ {"name": call.function.name, "arguments": call.function.arguments} | tojson }}
 </tool_call>{% endfor %}
 {% endfor %}{% if add_generation_prompt %}<|assistant|>
-{% if enable_thinking %}<think>
+<think>
+{% if not enable_thinking %}
+</think>
+
 {% endif %}{% endif %}"""
 # The example of OpenAI's guide to function calling.
 WEATHER: dict[str, Any] = {
@@ -100,7 +103,8 @@ class Cluster:
     def closing(self) -> dict[str, float]:
         """A bias by which this model comes to an end."""
         size = self.tokenizer.vocab_size
-        return closing_bias([self.tokenizer.token_text(token_id) for token_id in range(size)])
+        texts = [self.tokenizer.token_text(token_id) for token_id in range(size)]
+        return closing_bias(texts, ends={1})
 
 
 @pytest.fixture(scope="module")
@@ -263,7 +267,7 @@ def test_an_answer_that_is_cut_says_so(cluster: Cluster) -> None:
         0
     ]
     assert choice.finish_reason == "length"
-    with pytest.raises(ValueError, match=""):
+    with pytest.raises(json.JSONDecodeError):
         json.loads(choice.message.content)
 
 
@@ -277,20 +281,20 @@ def test_log_probabilities_are_the_models_also_by_a_schema(cluster: Cluster) -> 
     assert tokens[0].logprob < tokens[0].top_logprobs[0].logprob
 
 
-@pytest.mark.parametrize("temperature", [0, 1])
-def test_many_at_once_each_by_its_own(cluster: Cluster, temperature: float) -> None:
+def test_many_at_once_each_by_its_own(cluster: Cluster) -> None:
+    schemas = answer_schemas(35)[30:]
+
     def ask(number: int) -> str:
-        fields: dict[str, Any] = {"max_tokens": 160, "temperature": temperature, "seed": number}
+        fields: dict[str, Any] = {"max_tokens": 60, "temperature": number % 3 / 2, "seed": number}
         if number % 2:
-            schema = answer_schemas(35)[20 + number]
-            fields["response_format"] = by_schema(schema)
+            fields["response_format"] = by_schema(schemas[number % len(schemas)])
         content = chat(cluster, **fields).choices[0].message.content
         assert isinstance(content, str)
         return content
 
-    alone = [ask(number) for number in range(8)]
-    with ThreadPoolExecutor(8) as pool:
-        assert list(pool.map(ask, range(8))) == alone
+    alone = [ask(number) for number in range(6)]
+    with ThreadPoolExecutor(6) as pool:
+        assert list(pool.map(ask, range(6))) == alone
 
 
 def test_several_answers_each_fit(cluster: Cluster) -> None:
@@ -357,7 +361,7 @@ def test_thoughts_are_apart_from_the_answer(cluster: Cluster) -> None:
         "logit_bias": None,
     }
     whole = chat(cluster, **fields).choices[0].message
-    assert whole.content == ""
+    assert not whole.content
     assert whole.reasoning_content
     streamed = "".join(
         getattr(chunk.choices[0].delta, "reasoning_content", None) or ""

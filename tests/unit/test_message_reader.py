@@ -218,5 +218,6 @@ def test_thinking_is_as_the_template_and_the_prompt_say() -> None:
     assert thinking_of("a </think> b", "x<think>\n") == Thinking(
         "<think>", "</think>", is_open=True
     )
-    assert thinking_of("a </think> b", "x<think>\n\n</think>\n\n") == THINKING
+    assert thinking_of("a </think> b", "x<think>\n\n</think>\n\n") is None
+    assert thinking_of("a </think> b", "x<think>y</think>z") == THINKING
     assert thinking_of("nothing", "x<think>") is None

@@ -239,8 +239,8 @@ class _Rules:
             return f"({literals}) {_TAG_END}"
         if not_held := sorted({"pattern", "format"} & set(schema)):
             raise _wrong(
-                f"has a {not_held[0]} for {parameter!r}, which cannot be held to in this model's format of calls: texts "
-                "are between tags",
+                f"has a {not_held[0]} for {parameter!r}, which cannot be held to in this model's format of calls: "
+                "texts are between tags",
                 "tools",
             )
         at_least, at_most = schema.get("minLength", 0), schema.get("maxLength", "")

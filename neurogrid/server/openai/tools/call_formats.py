@@ -168,7 +168,7 @@ _THINKING: Final = (("<think>", "</think>"), ("[THINK]", "[/THINK]"))
 
 
 def thinking_of(template: str, prompt: str) -> Thinking | None:
-    """What a template says of thinking; None where its model does not.
+    """What a template says of thinking; None where its model does not, or not any more.
 
     Args:
         prompt: the conversation that the template made, up to where the answer begins.
@@ -176,5 +176,7 @@ def thinking_of(template: str, prompt: str) -> Thinking | None:
     for begin, end in _THINKING:
         if end in template:
             tail = prompt.rstrip()
+            if tail.endswith(end):  # it has thought: the template says so for it
+                return None
             return Thinking(begin, end, is_open=tail.endswith(begin))
     return None
