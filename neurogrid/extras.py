@@ -28,6 +28,7 @@ EXTRAS: Final[dict[str, frozenset[str]]] = {
             "httpx2",
             "rich",
             "jinja2",
+            "llguidance",
             "starlette",
             "hypercorn",
             "h11",

@@ -58,6 +58,23 @@ _CHAT_LOGPROBS: Schema = {
         ),
     ]
 }
+_CALL = _object(
+    id=_STRING,
+    type={"type": "string", "enum": ["function"]},
+    function=_object(name=_STRING, arguments=_STRING),
+)
+_MESSAGE: Schema = {
+    "type": "object",
+    "required": ["role", "content", "refusal"],
+    "properties": {
+        "role": _STRING,
+        "content": {"type": ["string", "null"]},
+        "refusal": {"type": "null"},
+        "tool_calls": _list(_CALL),
+        "reasoning_content": _STRING,
+        "reasoning": _STRING,
+    },
+}
 _COMPLETION_LOGPROBS: Schema = {
     "anyOf": [
         {"type": "null"},
@@ -132,9 +149,9 @@ OPENAI_PATHS: Paths = {
                 "chat.completion",
                 _object(
                     index=_COUNT,
-                    message=_object(role=_STRING, content=_STRING, refusal={"type": "null"}),
+                    message=_MESSAGE,
                     logprobs=_CHAT_LOGPROBS,
-                    finish_reason=_FINISH_REASON,
+                    finish_reason={"type": "string", "enum": ["stop", "length", "tool_calls"]},
                 ),
             ),
             errors=_REFUSED,
