@@ -32,7 +32,7 @@ def load_embedded() -> LoadedModel:
 
 @dataclass
 class Told:
-    """In place of a coordinator: says `TEXT` each time, or fails, or waits for ever.
+    """In place of a coordinator: says `text` each time, or fails, or waits for ever.
 
     Attributes:
         error: raised after `num_before` tokens.
@@ -47,6 +47,8 @@ class Told:
     most_open: int = 0
     sampling: list[SamplingParams] = field(default_factory=list)
     why_not_ready: str | None = None
+    text: str = TEXT
+    grammars: list[Any] = field(default_factory=list)
     asked_adapters: list[str | None] = field(default_factory=list)
     adapters: ServedAdapters = field(init=False)
 
@@ -58,10 +60,11 @@ class Told:
     ) -> AsyncGenerator[GeneratedToken, None]:
         self.sampling.append(sampling)
         self.asked_adapters.append(more.get("adapter"))
+        self.grammars.append(more.get("grammar"))
         self.num_open += 1
         self.most_open = max(self.most_open, self.num_open)
         try:
-            ids = self.model.tokenizer.encode(TEXT)[1:][:max_tokens]
+            ids = self.model.tokenizer.encode(self.text)[1:][:max_tokens]
             for number, token_id in enumerate(ids):
                 if number == self.num_before:
                     if self.error is not None:
