@@ -63,7 +63,7 @@ _WRITTEN: list[Schema] = [
     {"type": "string", "format": "date-time"},
     {"type": "string", "format": "uuid"},
     {"type": "string", "format": "ipv4"},
-    {"type": "string", "format": "email"},
+    {"type": "string", "format": "email", "maxLength": 40},
     {"const": {"a": [1, None, "ü\n"]}},
     {"enum": ["red", 2, None, True, {"deep": [1]}]},
     {"type": ["string", "null"], "maxLength": 10},

@@ -313,3 +313,40 @@ def test_what_tags_cannot_hold_is_refused(parameters: dict[str, Any]) -> None:
     )
     with pytest.raises(APIError, match="between tags"):
         answer_grammar({}, tools, None, tokenizer_with())
+
+
+@pytest.mark.parametrize(
+    ("format_", "fits", "does_not"),
+    [
+        (
+            "date",
+            ["2024-02-29", "1999-12-31"],
+            ["2025-02-29", "1900-02-29", "0000-01-01", "2025-04-31"],
+        ),
+        ("time", ["12:00:59Z", "00:00:00.5+01:30"], ["12:00:60Z", "24:00:00Z", "12:00:00"]),
+        ("date-time", ["2000-02-29T23:59:59Z"], ["2025-02-29T00:00:00Z", "2025-01-01T00:00:60Z"]),
+    ],
+)
+def test_dates_and_times_are_ones_that_exist(
+    format_: str, fits: list[str], does_not: list[str]
+) -> None:
+    tokenizer = tokenizer_with()
+    plain = {"type": "string", "format": format_}
+    # As a value of several schemas, and as the name of a property, which is no format.
+    schema = {
+        "type": "object",
+        "properties": {"format": {"anyOf": [plain, {"type": "null"}]}},
+        "required": ["format"],
+        "additionalProperties": False,
+    }
+    grammar = compiler_of(tokenizer).compile(grammar_of(schema))
+    for text in fits + does_not:
+        state, value, is_refused = grammar.begin(), {"format": text}, False
+        try:
+            for token_id in tokenizer.encode(json.dumps(value))[1:]:
+                state.advance(token_id)
+        except ConfigurationError:
+            is_refused = True
+        assert (state.is_complete and not is_refused) == (text in fits), text
+        is_valid = jsonschema_rs.validator_for(schema, validate_formats=True).is_valid(value)
+        assert is_valid or text not in fits

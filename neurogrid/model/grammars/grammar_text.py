@@ -29,6 +29,24 @@ _JSON_OPTIONS: Final[Mapping[str, object]] = {
     "lenient": False,
     "coerce_one_of": False,
 }
+# Dates and times that exist, for the library also has 29 February in any year, year 0, and the second 60 in any minute.
+_YEAR = "[1-9][0-9]{3}"
+_LEAP_YEAR = "([1-9][0-9](0[48]|[2468][048]|[13579][26])|([2468][048]|[13579][26])00)"
+_DATE = (
+    f"({_YEAR}-((0[13578]|1[02])-(0[1-9]|[12][0-9]|3[01])|(0[469]|11)-(0[1-9]|[12][0-9]|30)|"
+    f"02-(0[1-9]|1[0-9]|2[0-8]))|{_LEAP_YEAR}-02-29)"
+)
+_HOURS = "([01][0-9]|2[0-3]):[0-5][0-9]"
+_TIME = rf"{_HOURS}:[0-5][0-9](\.[0-9]{{1,9}})?(Z|[+-]{_HOURS})"
+_FORMATS: Final[Mapping[str, str]] = {
+    "date": f"^{_DATE}$",
+    "time": f"^{_TIME}$",
+    "date-time": f"^{_DATE}T{_TIME}$",
+}
+# Where a schema has schemas: by name, in a list, or one.
+_NAMED = frozenset({"properties", "patternProperties", "$defs", "definitions"})
+_LISTED = frozenset({"anyOf", "allOf", "oneOf", "prefixItems", "items"})
+_SINGLE = frozenset({"items", "additionalProperties", "additionalItems", "contains"})
 
 
 class GrammarText:
@@ -46,7 +64,7 @@ class GrammarText:
     def schema(self, schema: Mapping[str, Any]) -> str:
         """Add JSON by a schema that was checked; gives what rules call it."""
         name = f"json_{len(self._parts)}"
-        options = {**schema, "x-guidance": dict(_JSON_OPTIONS)}
+        options = {**_with_own_formats(schema), "x-guidance": dict(_JSON_OPTIONS)}
         self._parts.append({"name": name, "json_schema": options})
         return f"@{name}"
 
@@ -98,3 +116,24 @@ def check_schema(schema: Mapping[str, Any]) -> None:
         raise ConfigurationError(f"may be {MAX_SCHEMA_DEPTH} objects and lists deep, and is deeper")
     if len(json.dumps(schema, ensure_ascii=False).encode()) > MAX_SCHEMA_BYTES:
         raise ConfigurationError(f"may have {MAX_SCHEMA_BYTES:,} B as JSON, and has more")
+
+
+def _with_own_formats(schema: Any) -> Any:
+    """The same schema, with patterns for the formats of `_FORMATS`. By recursion: its depth was checked."""
+    if not isinstance(schema, Mapping):
+        return schema
+    told: dict[str, Any] = {}
+    for word, value in schema.items():
+        if word in _NAMED and isinstance(value, Mapping):
+            told[word] = {name: _with_own_formats(inner) for name, inner in value.items()}
+        elif word in _LISTED and isinstance(value, list):
+            told[word] = [_with_own_formats(inner) for inner in value]
+        else:
+            told[word] = _with_own_formats(value) if word in _SINGLE else value
+    own = _FORMATS.get(told["format"]) if isinstance(told.get("format"), str) else None
+    if own is None:
+        return told
+    del told["format"]
+    if "pattern" not in told:
+        return {**told, "pattern": own}
+    return {**told, "allOf": [*told.get("allOf", ()), {"pattern": own}]}
