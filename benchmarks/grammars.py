@@ -248,12 +248,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else "")
     parser.add_argument("--schemas", type=int, default=200)
     parser.add_argument("--vocab", type=int, nargs="+", default=[50_000, 150_000])
+    parser.add_argument(
+        "--libraries", nargs="+", default=["llguidance", "xgrammar", "outlines-core"]
+    )
     options = parser.parse_args()
     torch.set_num_threads(1)
     kinds = [
         kind
         for kind in (LLGuidance, XGrammar, OutlinesCore)
-        if importlib.util.find_spec(kind.requires) is not None
+        if kind.package in options.libraries and importlib.util.find_spec(kind.requires)
     ]
     rows = []
     for vocab_size in options.vocab:

@@ -435,8 +435,8 @@ def test_seven_hundred_requests_and_no_memory_kept(cluster: Cluster, client: ope
         ({"temperature": -1}, "temperature"),
         ({"stop": ["a"] * 5}, "stop"),
         ({"n": 1000}, "n"),
-        ({"tools": [{"type": "function"}]}, "tools"),
-        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
+        ({"response_format": {"type": "xml"}}, "response_format.type"),
     ],
 )
 def test_what_cannot_be_is_refused_by_name(

@@ -174,7 +174,6 @@ SCHEMA |= {"additionalProperties": False}
         ({"response_format": {"type": "json_object"}}, {"type": "object"}),
         ({"response_format": {"type": "json_schema", "json_schema": {"schema": SCHEMA}}}, SCHEMA),
         ({"structured_outputs": {"json": SCHEMA}}, SCHEMA),
-        ({"structured_outputs": {"json": json.dumps(SCHEMA)}}, SCHEMA),
     ],
 )
 def test_an_answer_by_a_schema_fits(body: dict[str, Any], schema: dict[str, Any]) -> None:
@@ -292,7 +291,7 @@ def test_schemas_have_bounds(schema: Any, param: str) -> None:
     body = {"response_format": {"type": "json_schema", "json_schema": {"schema": schema}}}
     with pytest.raises(APIError, match=param) as refused:
         answer_grammar(body, ToolRequest(), None, tokenizer_with())
-    assert refused.value.status == 400
+    assert refused.value.status == (400 if schema else 422)
 
 
 @pytest.mark.parametrize(

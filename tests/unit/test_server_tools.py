@@ -136,13 +136,13 @@ def test_the_template_for_tools_is_taken(model: LoadedModel) -> None:
             "none of the tools",
         ),
         ("{{ messages }}", {"messages": [message("x", "tool")]}, 400, "does not name tool"),
-        (HERMES, {"messages": [message("x", "tool")]}, 400, "tool_call_id is missing"),
+        (HERMES, {"messages": [message("x", "tool")]}, 422, "tool_call_id is missing"),
         (HERMES, {"messages": [{"role": "assistant"}]}, 400, "messages[0].content is missing"),
         (
             HERMES,
             {"tools": [{**TOOL, "function": {"name": "f", "parameters": {"type": "array"}}}]},
             400,
-            "schema of an object",
+            "parameters.type",
         ),
     ],
 )

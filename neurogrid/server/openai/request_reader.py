@@ -254,7 +254,7 @@ async def _compiled(model: LoadedModel, text: str, param: str) -> Grammar:
         raise _grammar_busy(str(exc)) from exc
     except ConfigurationError as exc:
         message = f"{param} cannot be held to: {exc}"
-        raise APIError(400, message, param=param, code="invalid_value") from exc
+        raise APIError(400, message, param=param, code="unsupported_parameter") from exc
     if grammar is None:
         raise _grammar_busy("too many schemas wait to be compiled: try again")
     return grammar

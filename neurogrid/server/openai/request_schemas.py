@@ -129,6 +129,20 @@ _TEXT_PART: Schema = {
     "properties": {"type": {"type": "string", "maxLength": 64}, "text": _TEXT},
 }
 
+_CONTENT: Schema = {
+    "anyOf": [
+        _TEXT,
+        {"type": "array", "items": _TEXT_PART, "minItems": 1, "maxItems": MAX_MESSAGES},
+    ]
+}
+_SOME: Schema = {"type": "array", "minItems": 1}
+_MESSAGE: dict[str, Schema] = {
+    "role": {"type": "string", "enum": ["system", "developer", "user", "assistant", "tool"]},
+    "content": _CONTENT,
+    "name": {"type": ["string", "null"], "maxLength": 256},
+    **TOOL_MESSAGE_FIELDS,
+}
+
 CHAT_REQUEST: Schema = {
     "type": "object",
     "required": ["messages"],
@@ -143,29 +157,19 @@ CHAT_REQUEST: Schema = {
             "minItems": 1,
             "maxItems": MAX_MESSAGES,
             "items": {
-                "type": "object",
-                "required": ["role"],
-                "properties": {
-                    "role": {
-                        "type": "string",
-                        "enum": ["system", "developer", "user", "assistant", "tool"],
+                "anyOf": [
+                    {"type": "object", "required": ["role", "content"], "properties": _MESSAGE},
+                    {
+                        "type": "object",
+                        "required": ["role", "tool_calls"],
+                        "properties": {
+                            **_MESSAGE,
+                            "role": {"type": "string", "enum": ["assistant"]},
+                            "content": {"anyOf": [{"type": "null"}, _CONTENT]},
+                            "tool_calls": {**TOOL_MESSAGE_FIELDS["tool_calls"], **_SOME},
+                        },
                     },
-                    "content": {
-                        "description": "Left out, or null, only where the message calls tools.",
-                        "anyOf": [
-                            {"type": "null"},
-                            _TEXT,
-                            {
-                                "type": "array",
-                                "items": _TEXT_PART,
-                                "minItems": 1,
-                                "maxItems": MAX_MESSAGES,
-                            },
-                        ],
-                    },
-                    "name": {"type": ["string", "null"], "maxLength": 256},
-                    **TOOL_MESSAGE_FIELDS,
-                },
+                ],
             },
         },
         **TOOL_FIELDS,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -62,26 +61,23 @@ def _by_format(body: Mapping[str, Any], grammar: GrammarText) -> tuple[str | Non
     }
     kind = (body.get("response_format") or {}).get("type", "text")
     if len(outputs) + (kind != "text") > 1:
-        raise _wrong("can say one of json, regex and choice, without response_format", _OUTPUTS)
+        raise APIError(
+            422,
+            f"{_OUTPUTS} can say one of json, regex and choice, without response_format",
+            param=_OUTPUTS,
+            code="invalid_value",
+        )
     if kind == "json_object":
         return grammar.schema({"type": "object"}), "response_format"
     if kind == "json_schema":
         param = "response_format.json_schema.schema"
         given = (body["response_format"].get("json_schema") or {}).get("schema")
         if given is None:
-            raise _wrong("is missing", param)
+            raise APIError(422, f"{param} is missing", param=param, code="invalid_value")
         return grammar.schema(_checked(given, param)), param
     if "json" in outputs:
         param = f"{_OUTPUTS}.json"
-        given = outputs["json"]
-        if isinstance(given, str):
-            try:
-                given = json.loads(given)
-            except (ValueError, RecursionError) as exc:
-                raise _wrong(f"is no JSON: {exc}", param) from exc
-            if not isinstance(given, dict):
-                raise _wrong("has to be an object", param)
-        return grammar.schema(_checked(given, param)), param
+        return grammar.schema(_checked(outputs["json"], param)), param
     if "regex" in outputs:
         return grammar.regex("wanted", outputs["regex"]), f"{_OUTPUTS}.regex"
     if "choice" in outputs:

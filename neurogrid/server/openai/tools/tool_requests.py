@@ -111,7 +111,7 @@ def read_messages(
     """The messages of a chat request, whose fields are checked, for the template.
 
     Raises:
-        APIError: 400, with the field of the message.
+        APIError: 400 or 422, with the field of the message.
     """
     return [
         _message(message, f"messages[{index}]", tokenizer) for index, message in enumerate(messages)
@@ -122,9 +122,7 @@ def _message(message: Mapping[str, Any], where: str, tokenizer: Tokenizer) -> di
     calls = message.get("tool_calls") or []
     content = message.get("content")
     if content is None:
-        if not calls:
-            raise _wrong(400, f"{where}.content is missing", f"{where}.content")
-        content = ""
+        content = ""  # it calls tools
     if not isinstance(content, str):
         content = "".join(part["text"] for part in content)
     # Templates know `system`; `developer` is what OpenAI calls it since.
@@ -135,12 +133,12 @@ def _message(message: Mapping[str, Any], where: str, tokenizer: Tokenizer) -> di
     if role == "tool":
         _require("tool", tokenizer, f"{where} is the answer of a tool", f"{where}.role")
         if not message.get("tool_call_id"):
-            raise _wrong(400, f"{where}.tool_call_id is missing", f"{where}.tool_call_id")
+            raise _wrong(422, f"{where}.tool_call_id is missing", f"{where}.tool_call_id")
         told["tool_call_id"] = message["tool_call_id"]
     if calls:
         if role != "assistant":
             raise _wrong(
-                400, f"{where} calls a tool, and is of {role}: only the assistant does", where
+                422, f"{where} calls a tool, and is of {role}: only the assistant does", where
             )
         _require("tool_calls", tokenizer, f"{where} calls a tool", f"{where}.tool_calls")
         told["tool_calls"] = [
@@ -158,9 +156,9 @@ def _call(call: Mapping[str, Any], where: str) -> dict[str, Any]:
     try:
         arguments = json.loads(function.get("arguments") or "{}")
     except (ValueError, RecursionError) as exc:
-        raise _wrong(400, f"{param} has to be JSON, and is none: {exc}", param) from exc
+        raise _wrong(422, f"{param} has to be JSON, and is none: {exc}", param) from exc
     if not isinstance(arguments, dict):
-        raise _wrong(400, f"{param} has to be a JSON object", param)
+        raise _wrong(422, f"{param} has to be a JSON object", param)
     try:
         check_schema(arguments)
     except ConfigurationError as exc:
@@ -186,8 +184,6 @@ def _parameters(given: Mapping[str, Any] | None, where: str) -> Mapping[str, Any
     """The schema of a tool's arguments, which are an object."""
     if not given:
         return {"type": "object", "properties": {}, "additionalProperties": False}
-    if given.get("type", "object") != "object":
-        raise _wrong(400, f"{where} has to be the schema of an object", where)
     try:
         check_schema(given)
     except ConfigurationError as exc:

@@ -38,7 +38,10 @@ TOOL_FIELDS: dict[str, Schema] = {
                     "properties": {
                         "name": _NAME,
                         "description": _DESCRIPTION,
-                        "parameters": _SCHEMA,
+                        "parameters": {
+                            **_SCHEMA,
+                            "properties": {"type": {"type": "string", "enum": ["object"]}},
+                        },
                         "strict": _FLAG,
                     },
                 },
@@ -118,10 +121,7 @@ FORMAT_FIELDS: dict[str, Schema] = {
     "structured_outputs": {
         "type": ["object", "null"],
         "properties": {
-            "json": {
-                "description": "A JSON schema, as an object or as text.",
-                "anyOf": [{"type": "null"}, {"type": "object"}, {"type": "string"}],
-            },
+            "json": _SCHEMA,
             "regex": {"type": ["string", "null"], "minLength": 1, "maxLength": 4096},
             "choice": {
                 "type": ["array", "null"],
