@@ -14,6 +14,9 @@ from typing import TypeVar
 
 import trio
 from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+from starlette.routing import Route
 
 from neurogrid.inference.board.status_board import StatusBoard
 from neurogrid.server.app import make_app
@@ -42,10 +45,23 @@ class PageServer:
 
 @contextmanager
 def serve_page(
-    board: StatusBoard, *, keys: tuple[str, ...] = (), port: int = 0
+    board: StatusBoard,
+    *,
+    keys: tuple[str, ...] = (),
+    port: int = 0,
+    models: tuple[str, ...] = ("a-model",),
 ) -> Iterator[PageServer]:
-    """Serve the page of a cluster and what `board` knows until the block is left."""
-    app = make_app(cluster_routes(board), open_routes=page_routes(), access=Access(keys=keys))
+    """Serve the page of a cluster and what `board` knows until the block is left.
+
+    Args:
+        models: that answers can be asked of.
+    """
+
+    async def list_models(request: Request) -> JSONResponse:
+        return JSONResponse({"object": "list", "data": [{"id": name} for name in models]})
+
+    routes = [*cluster_routes(board), Route("/v1/models", list_models)]
+    app = make_app(routes, open_routes=page_routes(), access=Access(keys=keys))
     with serve(app, port=port, at_end=board.events.close) as server:
         yield server
 

@@ -149,16 +149,20 @@ def watched(browser: sync_api.Browser, cluster: Cluster) -> Iterator[Watched]:
         assert watched.faults == []
 
 
-def answer_with(page: sync_api.Page, *texts: str) -> list[dict[str, object]]:
-    """Have each request for an answer answered by the next of these. Returns what was asked, as it comes."""
+def answer_with(
+    page: sync_api.Page, *texts: str | list[dict[str, object]]
+) -> list[dict[str, object]]:
+    """Have each request for an answer answered by the next of these: a text, or deltas. Returns what is asked."""
     asked: list[dict[str, object]] = []
     left = list(texts)
 
     def answer(route: sync_api.Route) -> None:
         asked.append(route.request.post_data_json)
         text = left.pop(0)
-        pieces = [text[at : at + 7] for at in range(0, len(text), 7)]
-        chunks = [{"choices": [{"delta": {"content": piece}}]} for piece in pieces]
+        if isinstance(text, str):
+            pieces = [text[at : at + 7] for at in range(0, len(text), 7)]
+            text = [{"content": piece} for piece in pieces]
+        chunks = [{"choices": [{"delta": delta}]} for delta in text]
         chunks.append({"choices": [{"delta": {}, "finish_reason": "stop"}]})
         body = "".join(f"data: {json.dumps(chunk)}\n\n" for chunk in chunks) + "data: [DONE]\n\n"
         route.fulfill(content_type="text/event-stream", body=body)
@@ -352,6 +356,131 @@ def test_a_chat_survives_reloading_and_is_written_anew(browser: sync_api.Browser
         page.locator("#new-chat").click()
         page.reload()
         sync_api.expect(page.locator("#welcome")).to_be_visible()
+        assert watched.faults == []
+
+
+def test_conversations_of_before_are_kept_exported_and_deleted(browser: sync_api.Browser) -> None:
+    with ExitStack() as stack, serve_page(transferring()) as server:
+        watched = open_page(stack, browser, server.url, color_scheme="light")
+        page = watched.page
+        answer_with(page, "The *first* answer", "A second one")
+        ask(page, "A question")
+        sync_api.expect(answers(page)).to_have_text("The first answer")
+        sync_api.expect(page.get_by_role("button", name="Write it anew")).to_be_visible()
+        page.locator("#new-chat").click()
+        ask(page, "Another <b>question</b>")
+        sync_api.expect(answers(page)).to_have_text("A second one")
+        sync_api.expect(page.get_by_role("button", name="Write it anew")).to_be_visible()
+        page.locator("#history-button").click()
+        shown = page.locator(".conversation")
+        sync_api.expect(shown).to_have_count(2)
+        sync_api.expect(shown.first).to_contain_text("Another <b>question</b>")
+        sync_api.expect(shown.first).to_have_attribute("aria-current", "true")
+        watched.shoot("history-light")
+        with page.expect_download() as markdown:
+            page.locator("#export-markdown").click()
+        assert markdown.value.suggested_filename == "another-b-question-b.md"
+        assert markdown.value.path().read_text() == (
+            "# Another <b>question</b>\n\n## You\n\nAnother <b>question</b>\n\n## Answer\n\nA second one\n"
+        )
+        with page.expect_download() as exported:
+            page.locator("#export-json").click()
+        assert json.loads(exported.value.path().read_text()) == {
+            "messages": [
+                {"role": "user", "content": "Another <b>question</b>"},
+                {"role": "assistant", "content": "A second one"},
+            ]
+        }
+        shown.last.click()
+        sync_api.expect(answers(page).locator("em")).to_have_text("first")
+        sync_api.expect(page.locator(".message.user")).to_have_text("A question")
+        # Another tab finds them, and what is deleted there is gone.
+        other = page.context.new_page()
+        other.goto(server.url)
+        other.locator("#history-button").click()
+        sync_api.expect(other.locator(".conversation")).to_have_count(2)
+        other.get_by_role("button", name="Delete: A question").click()
+        sync_api.expect(other.locator(".conversation")).to_have_count(1)
+        page.locator("#settings-button").click()
+        page.locator("#keeps-history").uncheck()
+        page.keyboard.press("Escape")
+        page.locator("#history-button").click()
+        sync_api.expect(page.locator(".conversation")).to_have_count(0)
+        sync_api.expect(page.locator("#no-conversations")).to_have_text(
+            "None are kept: Settings say so."
+        )
+        assert watched.faults == []
+
+
+TOOLS = [{"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}]
+
+
+def test_calls_of_tools_are_shown_and_answered(browser: sync_api.Browser) -> None:
+    def call(index: int, city: str) -> list[dict[str, object]]:
+        told = {"index": index, "id": f"call_{index}", "type": "function"}
+        return [
+            {"tool_calls": [{**told, "function": {"name": "weather", "arguments": ""}}]},
+            {"tool_calls": [{"index": index, "function": {"arguments": '{"city":'}}]},
+            {"tool_calls": [{"index": index, "function": {"arguments": f'"{city}"}}'}}]},
+        ]
+
+    thoughts = [{"reasoning_content": "They want "}, {"reasoning_content": "two cities."}]
+    with ExitStack() as stack, serve_page(transferring()) as server:
+        watched = open_page(stack, browser, server.url, color_scheme="light")
+        page = watched.page
+        asked = answer_with(
+            page, [*thoughts, *call(0, "Bern"), *call(1, "Rome")], "Bern is **dry**, Rome is not."
+        )
+        page.locator("#settings-button").click()
+        page.locator("#tools").fill("[{]")
+        page.get_by_role("button", name="Done").click()
+        sync_api.expect(page.locator("#settings")).to_be_visible()  # that is no list
+        page.locator("#tools").fill(json.dumps(TOOLS))
+        page.get_by_role("button", name="Done").click()
+        sync_api.expect(page.locator("#settings")).to_be_hidden()
+        ask(page, "Where does it rain?")
+        calls = page.locator(".call")
+        sync_api.expect(calls).to_have_count(2)
+        sync_api.expect(calls.first.locator("code")).to_have_text('{\n  "city": "Bern"\n}')
+        sync_api.expect(page.locator(".thoughts-text")).to_have_text("They want two cities.")
+        assert asked[-1]["tools"] == TOOLS
+        sync_api.expect(page.locator("#prompt")).to_have_attribute(
+            "placeholder", "What weather gives"
+        )
+        ask(page, "sun")
+        sync_api.expect(page.locator(".message.tool")).to_have_count(1)
+        page.reload()  # in the middle of what is given
+        sync_api.expect(page.locator(".call")).to_have_count(2)
+        ask(page, "rain")
+        sync_api.expect(answers(page).last.locator("strong")).to_have_text("dry")
+        watched.shoot("tools-light")
+        question, called, first, second = asked[-1]["messages"]
+        assert question == {"role": "user", "content": "Where does it rain?"}
+        assert called["content"] is None
+        assert called["tool_calls"][1]["function"] == {
+            "name": "weather",
+            "arguments": '{"city":"Rome"}',
+        }
+        assert first == {"role": "tool", "tool_call_id": "call_0", "content": "sun"}
+        assert second == {"role": "tool", "tool_call_id": "call_1", "content": "rain"}
+        sync_api.expect(page.locator("#prompt")).to_have_attribute("placeholder", "Write a message")
+        assert watched.faults == []
+
+
+def test_an_adapter_is_chosen_where_there_are_some(browser: sync_api.Browser) -> None:
+    models = ("a-model", "law", "verse")
+    with ExitStack() as stack, serve_page(transferring(), models=models) as server:
+        watched = open_page(stack, browser, server.url)
+        page = watched.page
+        asked = answer_with(page, "One", "Two")
+        choice = page.locator("#model-choice")
+        sync_api.expect(choice.locator("option")).to_have_text(list(models))
+        choice.select_option("verse")
+        ask(page, "A question")
+        sync_api.expect(answers(page)).to_have_text("One")
+        assert asked[-1]["model"] == "verse"
+        page.reload()
+        sync_api.expect(choice).to_have_value("verse")
         assert watched.faults == []
 
 

@@ -23,27 +23,61 @@ export class Answer {
     this.trouble = ""; // that the longest pause was due to
     this.pause = 0; // how long that was, in milliseconds
     this.timer = 0;
+    this.thoughts = "";
+    this.calls = []; // { id, name, arguments }
+    this.thinking = html("div", { class: "thoughts-text" });
+    this.thought = html("details", { class: "thoughts", hidden: true }, html("summary", {}, "Thoughts"), this.thinking);
     this.content = html("div", { class: "text" });
+    this.called = html("ul", { class: "calls" });
     this.markdown = new Markdown(this.content);
     this.note = html("p", { class: "message-note" });
-    this.element = html("li", { class: "message assistant is-writing" }, this.content, this.note);
+    this.element = html("li", { class: "message assistant is-writing" }, this.thought, this.content, this.called, this.note);
     list.append(this.element);
   }
 
   add(text) {
+    this.came();
+    if (!this.text) text = text.trimStart(); // a model that continues text begins with a space
+    if (text && !this.text) this.thought.open = false;
+    this.text += text;
+  }
+
+  /** Text that the model writes for itself, before the answer. */
+  addThought(text) {
+    this.came();
+    if (!this.thoughts) {
+      text = text.trimStart();
+      this.thought.open = !this.text;
+    }
+    this.thoughts += text;
+  }
+
+  /** A piece of a call of a tool, as a `tool_calls` delta of the API has it. */
+  addCall({ index, id, function: told = {} }) {
+    this.came();
+    const call = (this.calls[index] ??= { id: "", name: "", arguments: "" });
+    if (id) call.id = id;
+    call.name += told.name ?? "";
+    call.arguments += told.arguments ?? "";
+  }
+
+  came() {
     const now = performance.now();
     this.endPause(now);
     this.first ??= now;
     this.last = now;
-    if (!this.text) text = text.trimStart(); // a model that continues text begins with a space
-    this.text += text;
     this.timer ||= setTimeout(() => this.show(), SHOW_EVERY);
   }
 
   show() {
     clearTimeout(this.timer);
     this.timer = 0;
-    this.around(() => this.markdown.update(this.text));
+    this.around(() => {
+      this.markdown.update(this.text);
+      this.thought.hidden = !this.thoughts;
+      setText(this.thinking, this.thoughts);
+      this.called.replaceChildren(...this.calls.map(callView));
+    });
   }
 
   /** Say why nothing comes, once nothing has come for a while. `reason` is as `reasonToWait` gives it. */
@@ -70,12 +104,14 @@ export class Answer {
   }
 
   /** Show a text that was written before the page was loaded. */
-  restore(text, note) {
-    this.text = text;
+  restore({ content, note, thoughts = "", calls = [] }) {
+    this.text = content;
+    this.thoughts = thoughts;
+    this.calls = calls;
     this.show();
     this.element.classList.remove("is-writing");
-    setText(this.note, note);
-    if (text) this.note.append(this.copyButton());
+    setText(this.note, note ?? "");
+    if (content) this.note.append(this.copyButton());
   }
 
   end(reason = this.reason) {
@@ -90,7 +126,7 @@ export class Answer {
     if (reason === "length") parts.push("the longest that Settings allow");
     if (reason === "stopped") parts.push("stopped");
     if (this.trouble) parts.push(`a pause of ${duration(this.pause / 1000)}: ${this.trouble}`);
-    if (!this.text) this.content.append(html("p", { class: "nothing" }, reason === "stopped" ? "Nothing was written." : "The model wrote nothing."));
+    if (!this.text && !this.calls.length) this.content.append(html("p", { class: "nothing" }, reason === "stopped" ? "Nothing was written." : "The model wrote nothing."));
     setText(this.note, parts.join(" · "));
     if (this.text) this.note.append(this.copyButton());
   }
@@ -120,4 +156,15 @@ export class Answer {
     clearTimeout(this.timer);
     this.element.remove();
   }
+}
+
+/** A call of a tool: its name, and its arguments as JSON that people read. */
+function callView({ name, arguments: given }) {
+  let text = given;
+  try {
+    text = JSON.stringify(JSON.parse(given), null, 2);
+  } catch {
+    // It is being written, or is no JSON: as it stands.
+  }
+  return html("li", { class: "call" }, html("p", { class: "call-name" }, name), html("pre", {}, html("code", {}, text)));
 }

@@ -1,11 +1,13 @@
 // The conversation: what is written goes out, what comes back is shown as it comes, and can be stopped. It is kept in the
-// tab, and is there again when the page is loaded anew.
+// tab, and is there again when the page is loaded anew. Where the model calls a tool, what is written next is what the
+// tool gives.
 
 import { Answer } from "./answer.js";
 import { ask, eventsOf } from "./api.js";
 import { byId, html, setText } from "./dom.js";
 import { reasonToWait } from "./pause.js";
 import { thisTab } from "./storage.js";
+import { areTurns, messagesOf, openCalls } from "./turns.js";
 
 // How near to the end somebody reads who wants to see what comes. Pixels.
 const NEAR_END = 80;
@@ -17,15 +19,18 @@ const KEEP_EVERY = 1000;
 
 export class Chat {
   /**
-   * `settings()` gives { temperature, maxTokens, system }; `model()` the name of the model; `status()` what is known of
-   * the cluster, null without a connection; `onKey()`, awaited, has the key asked for.
+   * `settings()` gives { temperature, maxTokens, system, tools }; `model()` the name of the model; `status()` what is
+   * known of the cluster, null without a connection; `onKey()`, awaited, has the key asked for; `history` keeps
+   * conversations beyond this tab.
    */
-  constructor({ settings, model, status, onKey }) {
+  constructor({ settings, model, status, onKey, history }) {
     this.settings = settings;
     this.model = model;
     this.status = status;
     this.onKey = onKey;
-    this.turns = []; // { role, content } and, of an answer, `note`
+    this.history = history;
+    this.id = newId();
+    this.turns = []; // as turns.js has them
     this.running = null;
     this.writing = null; // the answer that is being written
     this.asText = false; // the model has no chat template: it continues what is written
@@ -58,46 +63,77 @@ export class Chat {
 
   /** The conversation of before the page was loaded anew. */
   restore() {
-    const { turns, asText } = kept();
-    if (!turns.length) return;
+    const conversation = kept();
+    if (conversation) this.showAll(conversation);
+  }
+
+  /** Another conversation in the place of this one. */
+  open(conversation) {
+    if (conversation.id === this.id) return;
+    this.begin();
+    this.showAll(conversation);
+    this.keep();
+  }
+
+  showAll({ id, turns, asText }) {
+    this.id = id;
     this.turns = turns;
-    this.asText = asText;
+    this.asText = asText === true;
     this.welcome.hidden = true;
     let view = null;
     for (const turn of turns) {
-      if (turn.role === "user") this.showUser(turn.content);
-      else {
+      if (turn.role === "assistant") {
         view = new Answer(this.list);
-        view.restore(turn.content, turn.note);
-      }
+        view.restore(turn);
+      } else this.showUser(turn);
     }
-    if (turns.at(-1).role === "user") {
+    if (turns.at(-1).role !== "assistant" && !openCalls(turns).length) {
       view = new Answer(this.list);
-      view.restore("", "The page was loaded anew before an answer came.");
+      view.restore({ content: "", note: "The page was loaded anew before an answer came." });
     }
-    this.offerAgain(view);
+    if (turns.at(-1).role === "assistant" || !openCalls(turns).length) this.offerAgain(view);
+    this.showWanted();
     this.follow(true);
   }
 
   keep() {
     const turns = [...this.turns];
     if (this.writing?.text) turns.push(turnOf(this.writing, "the page was loaded anew while this was written"));
-    thisTab.set("chat", turns.length ? JSON.stringify({ turns, asText: this.asText }) : null);
+    const { id, asText } = this;
+    thisTab.set("chat", turns.length ? JSON.stringify({ id, turns, asText }) : null);
+    if (!this.writing) this.history.keep({ id, turns, asText });
   }
 
   offerAgain(view) {
     view.offer("Write it anew", () => this.again(view), { isLast: true });
   }
 
-  showUser(text) {
-    this.list.append(html("li", { class: "message user" }, html("p", { class: "text" }, text)));
+  /** A turn of somebody's own, or what a tool gave. */
+  showUser({ role, name, content }) {
+    const isTool = role === "tool";
+    const item = html("li", { class: `message ${isTool ? "tool" : "user"}` });
+    if (isTool) item.append(html("p", { class: "call-name" }, `${name} gave`));
+    item.append(html("p", { class: "text" }, content));
+    this.list.append(item);
+  }
+
+  /** Say what the next text is: a message, or what a tool gives. */
+  showWanted() {
+    const [call] = openCalls(this.turns);
+    this.prompt.placeholder = call ? `What ${call.name} gives` : "Write a message";
   }
 
   begin() {
+    if (this.writing) {
+      const turns = this.writing.text ? [...this.turns, turnOf(this.writing, "stopped")] : this.turns;
+      this.history.keep({ id: this.id, turns, asText: this.asText });
+    }
     this.stop();
+    this.id = newId();
     this.turns = [];
     this.writing = null;
     this.keep();
+    this.showWanted();
     this.list.replaceChildren();
     this.welcome.hidden = false;
     this.prompt.focus();
@@ -130,10 +166,14 @@ export class Chat {
     this.prompt.value = "";
     this.fit();
     this.welcome.hidden = true;
-    this.turns.push({ role: "user", content: text });
-    this.showUser(text);
+    const [call] = openCalls(this.turns);
+    const turn = call ? { role: "tool", id: call.id, name: call.name, content: text } : { role: "user", content: text };
+    this.turns.push(turn);
+    this.showUser(turn);
     this.keep();
-    this.answer();
+    this.showWanted();
+    if (openCalls(this.turns).length) this.follow(true);
+    else this.answer();
   }
 
   async answer() {
@@ -186,9 +226,10 @@ export class Chat {
       if (this.writing === view) this.writing = null;
     }
     if (this.turns === turns) {
-      if (view.text) turns.push(turnOf(view));
+      if (view.text || view.calls.length) turns.push(turnOf(view));
       if (!view.element.classList.contains("is-failed")) this.offerAgain(view);
       this.keep();
+      this.showWanted();
     }
     speak();
     if (this.running === controller) {
@@ -206,10 +247,11 @@ export class Chat {
   }
 
   async stream(view, signal) {
-    const { temperature, maxTokens, system } = this.settings();
-    const messages = this.turns.map(({ role, content }) => ({ role, content }));
+    const { temperature, maxTokens, system, tools } = this.settings();
+    const messages = messagesOf(this.turns);
     if (system) messages.unshift({ role: "system", content: system });
     const input = this.asText ? { prompt: this.turns.at(-1).content } : { messages };
+    if (tools && !this.asText) input.tools = tools;
     const body = {
       model: this.model(),
       ...input,
@@ -225,9 +267,9 @@ export class Chat {
       if (chunk.error) throw new Error(chunk.error.message);
       const choice = chunk.choices?.[0];
       const text = choice?.delta?.content ?? choice?.text;
-      if (text) {
-        view.add(text);
-      }
+      if (choice?.delta?.reasoning_content) view.addThought(choice.delta.reasoning_content);
+      if (text) view.add(text);
+      for (const call of choice?.delta?.tool_calls ?? []) view.addCall(call);
       if (choice?.finish_reason) view.reason = choice.finish_reason;
       if (chunk.usage) view.usage = chunk.usage;
     }
@@ -253,17 +295,24 @@ export class Chat {
 /** A turn as it is kept: what was said of the answer beneath it, without the buttons. */
 function turnOf(view, note) {
   const said = [...view.note.childNodes].find((node) => node.nodeType === Node.TEXT_NODE)?.textContent ?? "";
-  return { role: "assistant", content: view.text, note: note ?? said };
+  const turn = { role: "assistant", content: view.text, note: note ?? said };
+  if (view.thoughts) turn.thoughts = view.thoughts;
+  if (view.calls.length) turn.calls = view.calls;
+  return turn;
 }
 
-/** What the tab has kept, checked: another version of the page may have written it. */
+function newId() {
+  // Not crypto.randomUUID, which pages over plain HTTP do not have.
+  return Array.from(crypto.getRandomValues(new Uint8Array(12)), (byte) => byte.toString(16).padStart(2, "0")).join("");
+}
+
+/** What the tab has kept, checked; null for nothing. */
 function kept() {
   try {
-    const { turns, asText } = JSON.parse(thisTab.get("chat", "{}")) ?? {};
-    const isTurn = (turn) => ["user", "assistant"].includes(turn?.role) && typeof turn.content === "string";
-    if (Array.isArray(turns) && turns.every(isTurn)) return { turns, asText: asText === true };
+    const found = JSON.parse(thisTab.get("chat", "null"));
+    if (found && areTurns(found.turns) && found.turns.length) return { ...found, id: typeof found.id === "string" ? found.id : newId() };
   } catch (error) {
     if (!(error instanceof SyntaxError)) throw error;
   }
-  return { turns: [], asText: false };
+  return null;
 }

@@ -4,7 +4,9 @@ import { currentKey, setKey } from "./api.js";
 import { Chat } from "./chat.js";
 import { KeyedList, byId, setText } from "./dom.js";
 import { duration, perSecond } from "./format.js";
+import { History, HistoryDialog } from "./history.js";
 import { Entry, entries, lastLoss } from "./log.js";
+import { Models } from "./models.js";
 import { Picture } from "./picture.js";
 import { drawBars, drawLine } from "./spark.js";
 import { follow } from "./status.js";
@@ -35,6 +37,9 @@ const temperature = byId("temperature");
 const maxTokens = byId("max-tokens");
 const systemPrompt = byId("system-prompt");
 const apiKey = byId("api-key");
+const tools = byId("tools");
+const keepsHistory = byId("keeps-history");
+const history = new History();
 
 function showTemperature() {
   setText(byId("temperature-value"), Number(temperature.value).toFixed(2));
@@ -43,7 +48,26 @@ function showTemperature() {
 temperature.value = always.get("temperature", "0.7");
 maxTokens.value = always.get("max-tokens", "256");
 systemPrompt.value = always.get("system-prompt", "");
+tools.value = always.get("tools", "");
+keepsHistory.checked = history.isOn;
+/** The tools as the API takes them; null for none, or where what is written is no list. */
+function toolsOf(text) {
+  if (!text.trim()) return null;
+  try {
+    const list = JSON.parse(text);
+    return Array.isArray(list) && list.length ? list : null;
+  } catch {
+    return null;
+  }
+}
+
+function checkTools() {
+  const isWrong = tools.value.trim() && toolsOf(tools.value) === null;
+  tools.setCustomValidity(isWrong ? "A list in JSON is due, as `tools` of the API" : "");
+}
+
 showTemperature();
+tools.addEventListener("input", checkTools);
 temperature.addEventListener("input", showTemperature);
 byId("settings-button").addEventListener("click", () => {
   apiKey.value = currentKey();
@@ -54,6 +78,10 @@ settingsDialog.addEventListener("close", () => {
   if (maxTokens.validity.valid) always.set("max-tokens", maxTokens.value);
   else maxTokens.value = always.get("max-tokens", "256");
   always.set("system-prompt", systemPrompt.value.trim() || null);
+  if (!tools.validity.valid) tools.value = always.get("tools", "");
+  checkTools();
+  always.set("tools", tools.value.trim() || null);
+  if (keepsHistory.checked !== history.isOn) history.turn(keepsHistory.checked);
   if (apiKey.value !== currentKey()) setKey(apiKey.value);
 });
 for (const dialog of document.querySelectorAll("dialog")) {
@@ -187,6 +215,7 @@ function onStatus(next) {
   document.body.classList.remove("is-lost");
   if (status.model && suggested !== status.model) {
     suggested = status.model;
+    models.look();
     chat.suggest(status.model === "embedded" ? SUGGESTIONS.embedded : SUGGESTIONS.other);
     setText(
       byId("welcome-text"),
@@ -215,16 +244,21 @@ function onLost(error) {
   setText(byId("phase-text"), "Not connected");
 }
 
+const models = new Models(() => status?.model ?? "");
+
 const chat = new Chat({
   settings: () => ({
     temperature: Number(temperature.value),
     maxTokens: Number(maxTokens.value),
     system: systemPrompt.value.trim(),
+    tools: toolsOf(tools.value),
   }),
-  model: () => status?.model ?? "",
+  model: () => models.name,
   status: () => (isConnected ? status : null),
   onKey: askForKey,
+  history,
 });
+new HistoryDialog(history, { open: (one) => chat.open(one), current: () => chat });
 
 if (!narrow.matches) byId("prompt").focus();
 follow({ onStatus, onLost, onKey: askForKey });
