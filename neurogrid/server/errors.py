@@ -1,6 +1,7 @@
-"""Errors of requests, in OpenAI's shape: {"error": {"message", "type", "param", "code"}}.
+"""Errors of requests, in OpenAI's shape: {"error": {"message", "type", "param", "code"}}; below `/api/` in Ollama's:
+{"error": "message"}.
 
-Clients of that API look at the status first, and at `code` where one status has several reasons.
+Clients of OpenAI's API look at the status first, and at `code` where one status has several reasons.
 """
 
 from __future__ import annotations
@@ -16,7 +17,10 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
-__all__ = ["APIError", "answer_api_error", "answer_bug", "answer_http_exception"]
+__all__ = ["OLLAMA_PREFIX", "APIError", "answer_api_error", "answer_bug", "answer_http_exception"]
+
+OLLAMA_PREFIX = "/api/"
+"""The paths of Ollama's API, and of no other."""
 
 _TYPES = {
     401: "authentication_error",
@@ -73,18 +77,24 @@ class APIError(Exception):
         """`body`, written out."""
         return json.dumps(self.body, separators=(",", ":")).encode()
 
-    def response(self) -> JSONResponse:
-        """The answer."""
+    @property
+    def ollama_body(self) -> dict[str, object]:
+        """The same as `body`, as clients of Ollama's API read it."""
+        return {"error": self.message}
+
+    def response(self, path: str) -> JSONResponse:
+        """The answer to a request of `path`, in the shape of its API."""
+        body = self.ollama_body if path.startswith(OLLAMA_PREFIX) else self.body
         headers = self._headers
         if self.retry_after is not None:
             headers = {**headers, "Retry-After": str(max(math.ceil(self.retry_after), 1))}
-        return JSONResponse(self.body, status_code=self.status, headers=headers)
+        return JSONResponse(body, status_code=self.status, headers=headers)
 
 
 async def answer_api_error(request: Request, exc: Exception) -> JSONResponse:
     """Starlette's handler of `APIError`."""
     assert isinstance(exc, APIError)
-    return exc.response()
+    return exc.response(request.url.path)
 
 
 async def answer_http_exception(request: Request, exc: Exception) -> JSONResponse:
@@ -106,7 +116,7 @@ async def answer_http_exception(request: Request, exc: Exception) -> JSONRespons
         )
     else:
         error = APIError(exc.status_code, str(exc.detail), headers=exc.headers)
-    return error.response()
+    return error.response(request.url.path)
 
 
 def _paths(app: Starlette) -> list[str]:
@@ -117,4 +127,5 @@ def _paths(app: Starlette) -> list[str]:
 
 async def answer_bug(request: Request, exc: Exception) -> JSONResponse:
     """Starlette's handler of everything else: it is logged with its traceback, and told nobody."""
-    return APIError(500, "the server met a bug of its own; its log says more").response()
+    error = APIError(500, "the server met a bug of its own; its log says more")
+    return error.response(request.url.path)

@@ -37,6 +37,13 @@ _ERROR: Schema = {
         }
     },
 }
+_OLLAMA_ERROR: Schema = {
+    "type": "object",
+    "required": ["error"],
+    "properties": {"error": {"type": "string"}},
+}
+# By the prefix of their names among the components: how errors are written.
+_SCHEMAS: Mapping[str, Schema] = {"": _ERROR, "Ollama": _OLLAMA_ERROR}
 _ERRORS = {
     400: "No JSON, or a field is missing, of the wrong type, out of its range or not supported: `param` names it. Also "
     "`context_length_exceeded`, there are more tokens than a session has room for, and `chat_template`, the model's "
@@ -71,6 +78,7 @@ def operation(
     body: Schema | None = None,
     parameters: Sequence[Mapping[str, Any]] = (),
     is_open: bool = False,
+    api: str = "",
 ) -> dict[str, Any]:
     """Describe a method of a path.
 
@@ -79,12 +87,13 @@ def operation(
         errors: statuses besides those that every path may have.
         body: of the request, as JSON.
         is_open: whether it needs no key.
+        api: whose errors it has: `Ollama`; empty for OpenAI's.
     """
     described: dict[str, Any] = {
         "summary": summary,
         "responses": {"200": dict(answer)}
         | {
-            str(status): {"$ref": f"#/components/responses/{status}"}
+            str(status): {"$ref": f"#/components/responses/{api}{status}"}
             for status in sorted({*_ALWAYS, *errors})
         },
     }
@@ -102,7 +111,7 @@ def operation(
 
 def openapi_routes(
     *groups: Paths,
-    description: str = "OpenAI's API in front of a model that lies on several machines.",
+    description: str = "The APIs of OpenAI and Ollama in front of a model that lies on several machines.",
 ) -> list[BaseRoute]:
     """The route of the document of these groups. It needs no key.
 
@@ -125,9 +134,12 @@ def openapi_routes(
         "security": [{"key": []}],
         "components": {
             "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
-            "schemas": {"Error": _ERROR},
+            "schemas": {f"{api}Error": schema for api, schema in _SCHEMAS.items()},
             "responses": {
-                str(status): json_answer({"$ref": "#/components/schemas/Error"}, description)
+                f"{api}{status}": json_answer(
+                    {"$ref": f"#/components/schemas/{api}Error"}, description
+                )
+                for api in _SCHEMAS
                 for status, description in _ERRORS.items()
             },
         },

@@ -388,6 +388,7 @@ HOUSE = (
     server(".backend"),
     server(".openapi"),
     server(".openai"),
+    server(".ollama"),
     server(".cluster"),
     server(".page"),
     server(".training"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import trio
@@ -24,6 +24,7 @@ from tests.unit.asgi_client import Answered, ask, run
 TEXT = " is an executable statement."
 
 
+@cache
 def load_embedded() -> LoadedModel:
     return LoadedModel.load(
         embedded_model_path(), name="embedded", max_seq_len=128, dtype="float32"

@@ -196,6 +196,8 @@ async def open_server(where: ServingOptions) -> AsyncIterator[Server]:
     from neurogrid.server.http.guard import Access
     from neurogrid.server.http.http_server import open_http
     from neurogrid.server.metrics import METRICS_PATHS, metrics_routes
+    from neurogrid.server.ollama.paths import OLLAMA_PATHS
+    from neurogrid.server.ollama.routes import ollama_routes
     from neurogrid.server.openai.adapter_routes import adapter_routes
     from neurogrid.server.openai.paths import OPENAI_PATHS
     from neurogrid.server.openai.routes import openai_routes
@@ -209,12 +211,13 @@ async def open_server(where: ServingOptions) -> AsyncIterator[Server]:
         [
             *openai_routes(backend, request_timeout=where.request_timeout),
             *adapter_routes(backend, where.adapter_root),
+            *ollama_routes(backend, request_timeout=where.request_timeout),
             *cluster_routes(board),
             *metrics_routes(metrics.registry),
         ],
         open_routes=[
             *health_routes(backend),
-            *openapi_routes(OPENAI_PATHS, CLUSTER_PATHS, HEALTH_PATHS, METRICS_PATHS),
+            *openapi_routes(OPENAI_PATHS, OLLAMA_PATHS, CLUSTER_PATHS, HEALTH_PATHS, METRICS_PATHS),
             *page_routes(),
         ],
         access=Access(where.keys, frozenset({where.host}), where.cors_origins),

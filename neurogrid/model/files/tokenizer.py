@@ -129,12 +129,13 @@ class Tokenizer:
         """Whether the checkpoint says how a conversation becomes a text."""
         return bool(self._backend.chat_template)
 
-    def chat_template_text(self, *, tools: bool = False) -> str:
-        """The text of the chat template; empty where there is none.
+    @property
+    def chat_template(self) -> str:
+        """The template of conversations, in Jinja; empty where there is none."""
+        return self._backend.get_chat_template() if self.has_chat_template else ""
 
-        Args:
-            tools: of the one for conversations with tools, where a checkpoint has one of its own for them.
-        """
+    def template_names(self, name: str) -> bool:
+        """Whether the text of the chat template has `name` in it: a variable that it does not name changes nothing."""
         if not self.has_chat_template:
             return ""
         return str(self._backend.get_chat_template(tools=[] if tools else None))
@@ -199,6 +200,15 @@ class Tokenizer:
                 list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False
             )
         )
+
+    def decode_verbatim(self, ids: Sequence[int]) -> str:
+        """The text of `ids`, special tokens written out."""
+        return str(self._backend.decode(list(ids), **_VERBATIM))
+
+    def names(self, ids: Sequence[int]) -> list[str]:
+        """Each token as the vocabulary has it, which is not always its text; empty for an id that is nobody's."""
+        names: Any = self._backend.convert_ids_to_tokens(list(ids))
+        return [name or "" for name in names]
 
     def token_text(self, token_id: int, *, after: Sequence[int] = ()) -> str:
         """Return what a token adds to the text of those before it, special tokens written out.

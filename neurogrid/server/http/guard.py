@@ -78,7 +78,7 @@ class Guard:
             try:
                 self._check(scope)
             except APIError as error:
-                await error.response()(scope, receive, send)
+                await error.response(scope["path"])(scope, receive, send)
                 return
         await self._app(scope, receive, send)
 

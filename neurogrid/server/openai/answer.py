@@ -8,9 +8,10 @@ channel, so that a client that reads slowly holds up no other.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import aclosing, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import trio
@@ -30,7 +31,16 @@ from neurogrid.server.openai.answer_writer import AnswerWriter, Piece
 from neurogrid.server.openai.request_reader import CompletionRequest
 from neurogrid.server.openai.tools.message_reader import MessageReader
 
-__all__ = ["Answer", "AnswerShape", "Usage", "while_connected"]
+__all__ = [
+    "SERVER_SENT",
+    "Answer",
+    "AnswerShape",
+    "Framing",
+    "Usage",
+    "api_error",
+    "server_ended",
+    "while_connected",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -39,11 +49,34 @@ MAX_WAITING_PIECES = 64
 # What a client is told to wait: for a place in the queue, and for workers. Seconds.
 QUEUE_RETRY_AFTER = 1.0
 ROUTE_RETRY_AFTER = 5.0
-_SSE_HEADERS = [
-    (b"content-type", b"text/event-stream; charset=utf-8"),
-    (b"cache-control", b"no-cache"),
-    (b"x-accel-buffering", b"no"),
-]
+
+
+@dataclass(frozen=True)
+class Framing:
+    """How the events of a stream stand in its body.
+
+    Attributes:
+        before, after: what stands around the JSON of each event.
+        last: what the stream ends with, where it ended well.
+    """
+
+    content_type: bytes
+    before: bytes = b""
+    after: bytes = b""
+    last: bytes = b""
+
+    @property
+    def headers(self) -> list[tuple[bytes, bytes]]:
+        """Of the answer; no proxy is to hold events back."""
+        return [
+            (b"content-type", self.content_type),
+            (b"cache-control", b"no-cache"),
+            (b"x-accel-buffering", b"no"),
+        ]
+
+
+SERVER_SENT = Framing(b"text/event-stream; charset=utf-8", b"data: ", b"\n\n", b"data: [DONE]\n\n")
+"""As OpenAI streams completions."""
 
 
 class Usage:
@@ -52,12 +85,20 @@ class Usage:
     Attributes:
         num_prompt_tokens: each prompt counted once.
         num_new_tokens: of all answers, stop strings and end-of-sequence tokens included.
+        first_at, last_at: when the first and the last of these came, in nanoseconds of `time.monotonic_ns`.
     """
 
     def __init__(self, num_prompt_tokens: int) -> None:
         self.num_prompt_tokens = num_prompt_tokens
         self.num_new_tokens = 0
+        self.first_at = self.last_at = 0
         self._reused: dict[tuple[int, ...], int] = {}
+
+    def token_came(self) -> None:
+        """One more new token is there."""
+        self.num_new_tokens += 1
+        self.last_at = time.monotonic_ns()
+        self.first_at = self.first_at or self.last_at
 
     def reused(self, prompt: Sequence[int], num_tokens: int) -> None:
         """Of a prompt so many tokens were not computed; where several answers tell, the least counts."""
@@ -75,16 +116,21 @@ class Usage:
 
 
 class AnswerShape(Protocol):
-    """How one of the two APIs writes answers; made for each request."""
+    """How an API writes answers; made for each request."""
+
+    framing: Framing
 
     def begin(self, index: int) -> bytes | None:
         """The event with which answer `index` begins in a stream, if there is one."""
 
-    def event(self, index: int, piece: Piece) -> bytes:
-        """The event that tells a piece."""
+    def event(self, index: int, piece: Piece) -> bytes | None:
+        """The event that tells a piece; None where it is told later."""
 
     def usage_event(self, usage: Usage) -> bytes:
         """The event that tells the usage at the end."""
+
+    def error_event(self, error: APIError) -> bytes:
+        """The event that tells why nothing more comes."""
 
     def whole(self, answers: list[list[Piece]], usage: Usage) -> bytes:
         """The JSON of all answers at once."""
@@ -133,7 +179,7 @@ class Answer:
 
         await while_connected(receive, answer)
         if error is not None:
-            await error.response()(scope, receive, send)
+            await error.response(scope["path"])(scope, receive, send)
 
     async def _generate(self) -> None:
         """Fill the channel, and close it; the last thing in it may be an error.
@@ -151,7 +197,7 @@ class Answer:
                 504, "the answer was not finished in time (--request-timeout)", code="timeout"
             )
         except NeuroGridError as exc:
-            failure = _api_error(exc)
+            failure = api_error(exc)
         if failure is not None:
             await self._sender.send(failure)
         self._sender.close()
@@ -159,14 +205,8 @@ class Answer:
     async def _end_with_server(self) -> None:
         """Tell the client before its sessions are closed, which takes as long as a worker is silent."""
         await self._gave_up.wait()
-        failure = APIError(
-            503,
-            "the server was told to end before this answer was finished: ask again",
-            code="server_ended",
-            retry_after=ROUTE_RETRY_AFTER,
-        )
         with suppress(trio.ClosedResourceError):  # all of the answer is on its way
-            await self._sender.send(failure)
+            await self._sender.send(server_ended())
 
     async def _generate_one(self, index: int) -> None:
         choice = self._request.choices[index]
@@ -195,9 +235,7 @@ class Answer:
         async with aclosing(generating) as tokens:
             async for token in tokens:
                 piece = writer.push(token)
-                if reader is not None:
-                    piece = reader.push(piece)
-                self._usage.num_new_tokens += 1
+                self._usage.token_came()
                 if is_first:
                     self._usage.reused(choice.prompt, token.num_reused)
                     is_first = False
@@ -225,32 +263,33 @@ class Answer:
         """Send events as they come. Until the first of them, an error is a status; after it, an event."""
         begun: set[int] = set()
         is_started = False
+        framing = self._shape.framing
 
-        async def send_event(data: bytes) -> None:
-            body = b"data: " + data + b"\n\n"
-            await send({"type": "http.response.body", "body": body, "more_body": True})
+        async def send_event(data: bytes | None) -> None:
+            if data is not None:
+                body = framing.before + data + framing.after
+                await send({"type": "http.response.body", "body": body, "more_body": True})
 
         try:
             async for item in self._pieces:
                 index, piece = _piece(item)
                 if not is_started:
                     is_started = True
-                    await send(
-                        {"type": "http.response.start", "status": 200, "headers": _SSE_HEADERS}
-                    )
+                    headers = framing.headers
+                    await send({"type": "http.response.start", "status": 200, "headers": headers})
                 if index not in begun:
                     begun.add(index)
-                    if (first := self._shape.begin(index)) is not None:
-                        await send_event(first)
+                    await send_event(self._shape.begin(index))
                 await send_event(self._shape.event(index, piece))
             if self._request.include_usage:
                 await send_event(self._shape.usage_event(self._usage))
-            await send_event(b"[DONE]")
+            last = framing.last
         except APIError as error:
             if not is_started:
                 raise
-            await send_event(error.json())
-        await send({"type": "http.response.body", "body": b""})
+            await send_event(self._shape.error_event(error))
+            last = b""
+        await send({"type": "http.response.body", "body": last})
 
 
 async def while_connected(receive: Receive, work: Callable[[], Awaitable[None]]) -> None:
@@ -278,7 +317,18 @@ def _piece(item: tuple[int, Piece] | APIError) -> tuple[int, Piece]:
     return item
 
 
-def _api_error(error: NeuroGridError) -> APIError:
+def server_ended() -> APIError:
+    """The error of a request that is not finished when the server ends."""
+    return APIError(
+        503,
+        "the server was told to end before this answer was finished: ask again",
+        code="server_ended",
+        retry_after=ROUTE_RETRY_AFTER,
+    )
+
+
+def api_error(error: NeuroGridError) -> APIError:
+    """What a client is told where computing fails."""
     if isinstance(error, ConfigurationError):
         return APIError(400, str(error), code="invalid_value")
     if isinstance(error, CapacityError | RequestRefusedError):

@@ -10,10 +10,11 @@ import secrets
 import time
 from collections.abc import Iterable, Mapping
 
-from neurogrid.server.openai.answer import Usage
-from neurogrid.server.openai.answer_writer import CallPiece, Piece, WrittenToken
+from neurogrid.server.errors import APIError
+from neurogrid.server.openai.answer import SERVER_SENT, Usage
+from neurogrid.server.openai.answer_writer import Piece, WrittenToken
 
-__all__ = ["ChatShape", "CompletionShape"]
+__all__ = ["ChatShape", "CompletionShape", "dump"]
 
 # JSON need not escape them, and clients that split events into lines by Unicode's rules break at them.
 _LINE_ENDS = "\x85\u2028\u2029"
@@ -21,6 +22,7 @@ _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
 
 class _Shape:
+    framing = SERVER_SENT
     prefix: str
     kind: str  # of the whole
     event_kind: str
@@ -36,17 +38,20 @@ class _Shape:
         self._no_usage: dict[str, object] = {"usage": None} if with_usage else {}
 
     def usage_event(self, usage: Usage) -> bytes:
-        return _dump(
+        return dump(
             {**self._head, "object": self.event_kind, "choices": [], "usage": usage.as_json()}
         )
 
+    def error_event(self, error: APIError) -> bytes:
+        return error.json()
+
     def _event(self, choice: dict[str, object]) -> bytes:
-        return _dump(
+        return dump(
             {**self._head, "object": self.event_kind, "choices": [choice], **self._no_usage}
         )
 
     def _whole(self, choices: list[dict[str, object]], usage: Usage) -> bytes:
-        return _dump(
+        return dump(
             {**self._head, "object": self.kind, "choices": choices, "usage": usage.as_json()}
         )
 
@@ -193,7 +198,8 @@ def _told(text: str, logprob: float) -> dict[str, object]:
     return {"token": text, "logprob": logprob, "bytes": data}
 
 
-def _dump(value: object) -> bytes:
+def dump(value: object) -> bytes:
+    """JSON without a line end in it, of Unicode's either."""
     text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     for character in _LINE_ENDS:
         text = text.replace(character, f"\\u{ord(character):04x}")

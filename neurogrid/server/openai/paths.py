@@ -7,6 +7,7 @@ from neurogrid.server.openai.request_schemas import (
     CHAT_REQUEST,
     COMPLETION_REQUEST,
 )
+from neurogrid.server.openai.token_schemas import DETOKENIZE_REQUEST, TOKENIZE_REQUEST
 from neurogrid.server.openapi import Paths, json_answer, operation
 from neurogrid.server.schema_check import Schema
 
@@ -172,6 +173,29 @@ OPENAI_PATHS: Paths = {
             ),
             errors=_REFUSED,
             body=COMPLETION_REQUEST,
+        )
+    },
+    "/tokenize": {
+        "post": operation(
+            "The tokens of a text or a conversation.",
+            json_answer(
+                _object(
+                    count=_COUNT,
+                    max_model_len=_COUNT,
+                    tokens=_list(_COUNT),
+                    token_strs={"type": ["array", "null"], "items": _STRING},
+                )
+            ),
+            errors=_REFUSED,
+            body=TOKENIZE_REQUEST,
+        )
+    },
+    "/detokenize": {
+        "post": operation(
+            "The text of tokens, special ones written out.",
+            json_answer(_object(prompt=_STRING)),
+            errors=_REFUSED,
+            body=DETOKENIZE_REQUEST,
         )
     },
 }

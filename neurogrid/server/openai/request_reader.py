@@ -42,7 +42,16 @@ from neurogrid.server.openai.tools.message_reader import MessageForm
 from neurogrid.server.openai.tools.tool_requests import read_messages, read_tools
 from neurogrid.server.schema_check import check
 
-__all__ = ["ChoiceRequest", "CompletionRequest", "read_chat", "read_completion", "read_model_name"]
+__all__ = [
+    "ChoiceRequest",
+    "CompletionRequest",
+    "chat_prompt",
+    "encode_text",
+    "read_chat",
+    "read_completion",
+    "read_model_name",
+    "recommended_sampling",
+]
 
 # As OpenAI's API has it.
 DEFAULT_COMPLETION_TOKENS = 16
@@ -141,12 +150,32 @@ async def read_chat(
     refuse_messages(body.get("messages"))
     check(body, CHAT_REQUEST)
     adapter = read_model_name(model, adapters, body.get("model"))
-    tools = read_tools(body, model.tokenizer)
-    variables = read_variables(body, model.tokenizer)
-    if tools.told is not None:
-        variables["tools"] = tools.told
-    messages = read_messages(body["messages"], model.tokenizer)
-    rendered = partial(_rendered, model.tokenizer, messages, read_ending(body), variables)
+    prompt = await chat_prompt(body, model)
+    num_logprobs = None
+    if body.get("logprobs"):
+        num_logprobs = int(body.get("top_logprobs") or 0)
+    elif body.get("top_logprobs"):
+        raise _impossible("top_logprobs needs logprobs to be true", "top_logprobs")
+    max_tokens = body.get("max_completion_tokens") or body.get("max_tokens")
+    request = _request(body, model, [prompt], [""], "messages", max_tokens, num_logprobs)
+    return replace(request, adapter=adapter)
+
+
+async def chat_prompt(body: Mapping[str, Any], model: LoadedModel) -> list[int]:
+    """The tokens of a conversation, by the model's own template.
+
+    Args:
+        body: with `messages` and how they end, as in a chat request; checked.
+
+    Raises:
+        APIError: 400 or 422, with the field; 503, others hold the template.
+    """
+    encode = partial(
+        model.tokenizer.encode_chat,
+        [_message(message) for message in body["messages"]],
+        ending=read_ending(body),
+        variables=read_variables(body, model.tokenizer),
+    )
     run_sync: Any = trio.to_thread.run_sync  # its stubs lack `abandon_on_cancel`
     text: str | None = None
     prompt: list[int] = []
@@ -159,37 +188,21 @@ async def read_chat(
         raise APIError(400, str(exc), param="messages", code="chat_template") from exc
     if text is None:
         raise _busy("too many conversations wait for the model's chat template")
-    template = model.tokenizer.chat_template_text(tools=tools.told is not None)
-    form = MessageForm(
-        call_format=tools.call_format,
-        tools=tools.parameters,
-        thinking=thinking_of(template, text),
-        max_calls=tools.max_calls,
-        is_forced=tools.is_named,
-    )
-    grammar = None
-    wanted = answer_grammar(body, tools, form.thinking, model.tokenizer)
-    if wanted is not None:
-        _refuse_beside_grammar(body)
-        grammar = await _compiled(model, *wanted)
-    num_logprobs = None
-    if body.get("logprobs"):
-        num_logprobs = int(body.get("top_logprobs") or 0)
-    elif body.get("top_logprobs"):
-        raise _impossible("top_logprobs needs logprobs to be true", "top_logprobs")
-    max_tokens = body.get("max_completion_tokens") or body.get("max_tokens")
-    request = _request(body, model, [prompt], [""], "messages", max_tokens, num_logprobs)
-    reads = form.call_format is not None or form.thinking is not None
-    return replace(request, adapter=adapter, grammar=grammar, form=form if reads else None)
+    return prompt
 
 
 async def read_completion(
-    body: Mapping[str, Any], model: LoadedModel, adapters: Collection[str] = ()
+    body: Mapping[str, Any],
+    model: LoadedModel,
+    adapters: Collection[str] = (),
+    *,
+    default_tokens: int | None = DEFAULT_COMPLETION_TOKENS,
 ) -> CompletionRequest:
     """The request of `/v1/completions`.
 
     Args:
         adapters: the names of those that are served beside the model.
+        default_tokens: new ones at most where the request does not say; None for as many as there is room for.
 
     Raises:
         APIError: 400, 404 or 422, with the field.
@@ -215,7 +228,7 @@ async def read_completion(
             prompt if isinstance(prompt, str) else model.tokenizer.decode(token_ids)
             for prompt, token_ids in zip(given, prompts, strict=True)
         ]
-    max_tokens = body.get("max_tokens") or DEFAULT_COMPLETION_TOKENS
+    max_tokens = body.get("max_tokens") or default_tokens
     num_logprobs = None if num_logprobs is None else int(num_logprobs)
     request = _request(body, model, prompts, echoes, "prompt", max_tokens, num_logprobs)
     return replace(request, adapter=adapter)
@@ -263,9 +276,17 @@ async def _compiled(model: LoadedModel, text: str, param: str) -> Grammar:
 async def _tokens(prompt: str | list[int], model: LoadedModel) -> list[int]:
     if not isinstance(prompt, str):
         return [int(token_id) for token_id in prompt]
-    if len(prompt) > MAX_INLINE_CHARS:
-        return await trio.to_thread.run_sync(model.tokenizer.encode, prompt)
-    return model.tokenizer.encode(prompt)
+    return await encode_text(prompt, model)
+
+
+async def encode_text(
+    text: str, model: LoadedModel, *, add_special_tokens: bool = True
+) -> list[int]:
+    """The tokens of a text; of a long one in a thread."""
+    encode = partial(model.tokenizer.encode, text, add_special_tokens=add_special_tokens)
+    if len(text) > MAX_INLINE_CHARS:
+        return await trio.to_thread.run_sync(encode)
+    return encode()
 
 
 def _request(
@@ -343,7 +364,7 @@ def _impossible(message: str, param: str) -> APIError:
 def _sampling(body: Mapping[str, Any], model: LoadedModel) -> SamplingParams:
     """Return what the request says, or else what the model's makers recommend, or else what OpenAI's API has."""
     given = {name: value for name, value in body.items() if value is not None}
-    fields = {**_DEFAULTS, **_recommended(model), **given}
+    fields = {**_DEFAULTS, **recommended_sampling(model), **given}
     biases = {
         int(token_id): bias
         for token_id, bias in cast(Mapping[str, float], given.get("logit_bias", {})).items()
@@ -372,8 +393,8 @@ def _sampling(body: Mapping[str, Any], model: LoadedModel) -> SamplingParams:
     )
 
 
-def _recommended(model: LoadedModel) -> dict[str, Any]:
-    """Return what the checkpoint's generation_config.json says of sampling, where that can be."""
+def recommended_sampling(model: LoadedModel) -> dict[str, Any]:
+    """What the checkpoint's generation_config.json says of sampling, where that can be: fields of a request."""
     config = model.checkpoint.generation_config
     fields = {}
     for name in _DEFAULTS:

@@ -1,4 +1,4 @@
-"""The OpenAI API: `/v1/models`, `/v1/chat/completions`, `/v1/completions`."""
+"""The OpenAI API: `/v1/models`, `/v1/chat/completions`, `/v1/completions`, and what others put beside it."""
 
 from __future__ import annotations
 
@@ -6,25 +6,24 @@ import time
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import Any
 
-import trio
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp
 
+from neurogrid.inference.generation.coordinator import Coordinator
 from neurogrid.inference.generation.loaded_model import LoadedModel
 from neurogrid.server.backend import Backend
-from neurogrid.server.errors import APIError
-from neurogrid.server.http.body import read_json
 from neurogrid.server.openai.adapter_routes import describe_adapter
-from neurogrid.server.openai.answer import Answer, while_connected
 from neurogrid.server.openai.answer_shapes import ChatShape, CompletionShape
+from neurogrid.server.openai.json_route import JsonRoute, ToGenerate
 from neurogrid.server.openai.request_reader import (
     CompletionRequest,
     read_chat,
     read_completion,
     read_model_name,
 )
+from neurogrid.server.openai.token_routes import token_routes
 
 __all__ = ["openai_routes"]
 
@@ -68,56 +67,24 @@ def openai_routes(backend: Backend, *, request_timeout: float) -> list[BaseRoute
             return JSONResponse(described(served))
         return JSONResponse(describe_adapter(coordinator, adapter, created=started))
 
-    def completions(reader: Reader, shape: type[ChatShape] | type[CompletionShape]) -> ASGIApp:
-        return _Completions(backend, reader, shape, request_timeout)
+    def completions(read: Reader, shape: type[ChatShape] | type[CompletionShape]) -> ASGIApp:
+        async def prepare(body: Mapping[str, Any], coordinator: Coordinator) -> ToGenerate:
+            request = await read(body, coordinator.model, coordinator.adapters.names)
+            return ToGenerate(
+                request,
+                shape(
+                    request.adapter or coordinator.model.name,
+                    with_logprobs=request.num_logprobs is not None,
+                    with_usage=request.include_usage,
+                ),
+            )
+
+        return JsonRoute(backend, prepare, request_timeout)
 
     return [
         Route("/v1/models", models),
         Route("/v1/models/{model:path}", model),
         Route("/v1/chat/completions", completions(read_chat, ChatShape), methods=["POST"]),
         Route("/v1/completions", completions(read_completion, CompletionShape), methods=["POST"]),
+        *token_routes(backend, request_timeout=request_timeout),
     ]
-
-
-class _Completions:
-    """The application of one of the two routes."""
-
-    def __init__(
-        self,
-        backend: Backend,
-        reader: Reader,
-        shape: type[ChatShape] | type[CompletionShape],
-        timeout: float,
-    ) -> None:
-        self._backend = backend
-        self._reader = reader
-        self._shape = shape
-        self._timeout = timeout
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        deadline = trio.current_time() + self._timeout
-        with self._backend.request() as coordinator:
-            try:
-                body = await read_json(Request(scope, receive))
-            except ClientDisconnect:
-                return
-            request: CompletionRequest | None = None
-
-            async def read() -> None:
-                nonlocal request
-                request = await self._reader(body, coordinator.model, coordinator.adapters.names)
-
-            with trio.move_on_at(deadline) as scope_of_reading:
-                await while_connected(receive, read)
-            if scope_of_reading.cancelled_caught:
-                raise APIError(504, "the request was not read in time", code="timeout")
-            if request is None:
-                return  # the client has gone
-            shape = self._shape(
-                request.adapter or coordinator.model.name,
-                with_logprobs=request.num_logprobs is not None,
-                with_usage=request.include_usage,
-            )
-            gave_up = self._backend.gave_up
-            answer = Answer(coordinator, request, shape, deadline=deadline, gave_up=gave_up)
-            await answer(scope, receive, send)

@@ -1,0 +1,1 @@
+"""The API of Ollama, in front of the same coordinator."""

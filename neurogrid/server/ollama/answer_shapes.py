@@ -1,0 +1,103 @@
+"""How Ollama's API writes answers: objects with `message` or `response`, one a line in a stream, the last with counts.
+
+https://github.com/ollama/ollama/blob/main/docs/api.md
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from typing import Final
+
+from neurogrid.server.errors import APIError
+from neurogrid.server.openai.answer import Framing, Usage
+from neurogrid.server.openai.answer_shapes import dump
+from neurogrid.server.openai.answer_writer import Piece, WrittenToken
+
+__all__ = ["OllamaShape", "now"]
+
+LINES: Final = Framing(b"application/x-ndjson", after=b"\n")
+
+
+def now() -> str:
+    """This moment, in UTC, as Ollama writes it."""
+    return datetime.now(UTC).isoformat().replace("+00:00", "Z")
+
+
+class OllamaShape:
+    """Of one request; durations count from when it is made.
+
+    Args:
+        model: as the request names it.
+        kind: `chat` or `generate`.
+    """
+
+    framing = LINES
+
+    def __init__(self, model: str, kind: str) -> None:
+        self._model = model
+        self._kind = kind
+        self._made = time.monotonic_ns()
+        self._reason = ""
+
+    def begin(self, index: int) -> None:
+        return None
+
+    def event(self, index: int, piece: Piece) -> bytes | None:
+        self._reason = piece.finish_reason or self._reason
+        if not (piece.text or piece.tokens):
+            return None
+        return dump(self._object(piece.text, piece.tokens, done=False))
+
+    def usage_event(self, usage: Usage) -> bytes:
+        return dump({**self._object("", (), done=True), **self._counts(usage)})
+
+    def error_event(self, error: APIError) -> bytes:
+        return json.dumps(error.ollama_body).encode()
+
+    def whole(self, answers: list[list[Piece]], usage: Usage) -> bytes:
+        (pieces,) = answers
+        self._reason = pieces[-1].finish_reason or ""
+        text = "".join(piece.text for piece in pieces)
+        tokens = [token for piece in pieces for token in piece.tokens]
+        return dump({**self._object(text, tokens, done=True), **self._counts(usage)})
+
+    def empty(self, reason: str) -> bytes:
+        """The answer to a request without a prompt."""
+        return dump({**self._object("", (), done=True), "done_reason": reason})
+
+    def _object(
+        self, text: str, tokens: Iterable[WrittenToken], *, done: bool
+    ) -> dict[str, object]:
+        answer: dict[str, object] = {"model": self._model, "created_at": now()}
+        if self._kind == "chat":
+            answer["message"] = {"role": "assistant", "content": text}
+        else:
+            answer["response"] = text
+        if logprobs := [_told(token) for token in tokens]:
+            answer["logprobs"] = logprobs
+        return {**answer, "done": done}
+
+    def _counts(self, usage: Usage) -> dict[str, object]:
+        """What the last object has besides. Durations in nanoseconds."""
+        return {
+            "done_reason": self._reason,
+            "total_duration": time.monotonic_ns() - self._made,
+            "load_duration": 0,  # layers are on the workers before anything is asked
+            "prompt_eval_count": usage.num_prompt_tokens,
+            "prompt_eval_duration": usage.first_at - self._made,
+            "eval_count": usage.num_new_tokens,
+            "eval_duration": usage.last_at - usage.first_at,
+        }
+
+
+def _told(token: WrittenToken) -> dict[str, object]:
+    def one(text: str, logprob: float) -> dict[str, object]:
+        return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
+
+    return {
+        **one(token.text, token.logprob),
+        "top_logprobs": [one(text, logprob) for text, logprob in token.top],
+    }

@@ -1,0 +1,78 @@
+"""Features of Ollama's API that this server lacks: refused by name, before anything else is checked.
+
+A value that changes nothing is taken. What is offered from some day on leaves this table, and the reader of requests
+translates it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from neurogrid.server.errors import APIError
+from neurogrid.server.openai.request_schemas import MAX_MESSAGES
+
+__all__ = ["refuse_fields", "refuse_messages"]
+
+# By field: the values that change nothing, and what is missing.
+_FIELDS: Final[Mapping[str, tuple[tuple[object, ...], str]]] = {
+    "tools": ((None, []), "calls of tools are not offered here"),
+    "format": ((None, ""), "answers by a format are not offered here"),
+    "think": ((None, False), "thinking is not told apart from the answer here"),
+    "images": ((None, []), "only text is supported here"),
+    "suffix": ((None, ""), "filling in before a suffix is not offered here"),
+    "template": ((None, ""), "the model's own chat template is used; `raw` uses none"),
+    "context": (
+        (None, []),
+        "nothing is kept under tokens of an answer; send the conversation to /api/chat",
+    ),
+}
+_OPTIONS: Final[Mapping[str, tuple[object, ...]]] = {
+    "mirostat": (None, 0),
+    "tfs_z": (None, 1),
+    "typical_p": (None, 1),
+}
+
+
+def refuse_fields(body: Mapping[str, Any]) -> None:
+    """Refuse fields and options that would change the answer and are not there. `body` is not checked yet.
+
+    Raises:
+        APIError: 400, with the reason.
+    """
+    for name, (harmless, reason) in _FIELDS.items():
+        if not any(_is_same(body.get(name), value) for value in harmless):
+            raise _not_offered(f"{name} is not supported: {reason}", name)
+    options = body.get("options")
+    if not isinstance(options, dict):
+        return
+    for name, values in _OPTIONS.items():
+        if not any(_is_same(options.get(name), value) for value in values):
+            raise _not_offered(f"the option {name} is not supported here", f"options.{name}")
+
+
+def refuse_messages(messages: object) -> None:
+    """Refuse messages that are not text, or of tools. They are not checked yet.
+
+    Raises:
+        APIError: 400, with the field of the message.
+    """
+    for index, message in enumerate(messages[:MAX_MESSAGES] if isinstance(messages, list) else ()):
+        if not isinstance(message, dict):
+            continue
+        where = f"messages[{index}]"
+        if message.get("images") not in (None, []):
+            raise _not_offered(
+                f"{where} has images, and only text is supported here", f"{where}.images"
+            )
+        if message.get("role") == "tool" or message.get("tool_calls") not in (None, []):
+            raise _not_offered(f"{where} is of a tool: {_FIELDS['tools'][1]}", f"{where}.role")
+
+
+def _is_same(value: object, other: object) -> bool:
+    """As JSON has it: true is not 1."""
+    return value == other and isinstance(value, bool) == isinstance(other, bool)
+
+
+def _not_offered(message: str, param: str) -> APIError:
+    return APIError(400, message, param=param, code="unsupported_parameter")

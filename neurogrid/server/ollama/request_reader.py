@@ -1,0 +1,164 @@
+"""From the JSON of Ollama's requests to what is to be generated: translated into OpenAI's, which is checked and read.
+
+Where a request and the model's makers say nothing of sampling, it is Ollama's: programs that speak its API were tuned
+with that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from neurogrid.inference.generation.loaded_model import LoadedModel
+from neurogrid.server.errors import APIError
+from neurogrid.server.ollama.not_offered import refuse_fields, refuse_messages
+from neurogrid.server.ollama.request_schemas import CHAT_REQUEST, GENERATE_REQUEST
+from neurogrid.server.openai.request_reader import (
+    CompletionRequest,
+    read_chat,
+    read_completion,
+    read_model_name,
+    recommended_sampling,
+)
+from neurogrid.server.schema_check import check
+
+__all__ = ["Load", "read_name", "read_ollama_chat", "read_ollama_generate"]
+
+TAG: Final = ":latest"
+
+# https://github.com/ollama/ollama/blob/main/docs/modelfile.mdx, "Valid parameters and values".
+_DEFAULTS: Final[Mapping[str, float]] = {"temperature": 0.8, "top_k": 40, "top_p": 0.9}
+# Options under the names that they have in OpenAI's API, or in those that go beyond it.
+_SAME: Final = {
+    "temperature": "temperature",
+    "top_k": "top_k",
+    "top_p": "top_p",
+    "min_p": "min_p",
+    "presence_penalty": "presence_penalty",
+    "frequency_penalty": "frequency_penalty",
+    "repeat_penalty": "repetition_penalty",
+}
+
+
+@dataclass(frozen=True)
+class Load:
+    """A request that has nothing to answer, with which clients load a model beforehand, or unload it."""
+
+    reason: str
+
+
+def read_name(model: LoadedModel, adapters: Collection[str], name: object) -> str:
+    """The name, as `/v1/models` has it, of what a request calls with or without Ollama's tag.
+
+    Raises:
+        APIError: 404, nothing has it.
+    """
+    plain = name
+    if isinstance(name, str) and name != model.name and name not in adapters:
+        plain = name.removesuffix(TAG)
+    return read_model_name(model, adapters, plain) or model.name
+
+
+async def read_ollama_chat(
+    body: Mapping[str, Any], model: LoadedModel, adapters: Collection[str]
+) -> CompletionRequest | Load:
+    """The request of `/api/chat`.
+
+    Raises:
+        APIError: 400, 404 or 422.
+    """
+    refuse_fields(body)
+    refuse_messages(body.get("messages"))
+    check(body, CHAT_REQUEST)
+    name = read_name(model, adapters, body["model"])
+    if not body.get("messages"):
+        return _load(body)
+    messages = [
+        {"role": message["role"], "content": message.get("content") or ""}
+        for message in body["messages"]
+    ]
+    fields = {**_fields(body, model), "model": name, "messages": messages}
+    return _bounded(await read_chat(_with_logprobs(fields, body), model, adapters), body)
+
+
+async def read_ollama_generate(
+    body: Mapping[str, Any], model: LoadedModel, adapters: Collection[str]
+) -> CompletionRequest | Load:
+    """The request of `/api/generate`.
+
+    Raises:
+        APIError: 400, 404 or 422.
+    """
+    refuse_fields(body)
+    check(body, GENERATE_REQUEST)
+    name = read_name(model, adapters, body["model"])
+    prompt, system = body.get("prompt") or "", body.get("system") or ""
+    if not prompt:
+        return _load(body)
+    fields = {**_fields(body, model), "model": name}
+    has_template = model.tokenizer.has_chat_template
+    if body.get("raw") or not has_template:
+        if system:
+            why = "raw uses no template" if body.get("raw") else "this model has no chat template"
+            raise APIError(400, f"system cannot be told to the model: {why}", param="system")
+        if body.get("logprobs"):
+            fields["logprobs"] = int(body.get("top_logprobs") or 0)
+        fields["prompt"] = prompt
+        request = await read_completion(fields, model, adapters, default_tokens=None)
+        return _bounded(request, body)
+    before = [{"role": "system", "content": system}] if system else []
+    fields["messages"] = [*before, {"role": "user", "content": prompt}]
+    return _bounded(await read_chat(_with_logprobs(fields, body), model, adapters), body)
+
+
+def _load(body: Mapping[str, Any]) -> Load:
+    return Load("unload" if body.get("keep_alive") in (0, "0", "0s") else "load")
+
+
+def _with_logprobs(fields: dict[str, Any], body: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a chat with those that ask for log probabilities."""
+    if not body.get("logprobs"):
+        return fields
+    return {**fields, "logprobs": True, "top_logprobs": int(body.get("top_logprobs") or 0)}
+
+
+def _fields(body: Mapping[str, Any], model: LoadedModel) -> dict[str, Any]:
+    """What a request says of sampling, as OpenAI's API has it."""
+    options = body.get("options") or {}
+    recommended = recommended_sampling(model)
+    fields = {name: value for name, value in _DEFAULTS.items() if name not in recommended}
+    given = {name: options[name] for name in _SAME if options.get(name) is not None}
+    if options.get("repeat_last_n") == 0:
+        given["repeat_penalty"] = 1.0
+    fields |= {_SAME[name]: value for name, value in given.items()}
+    seed = options.get("seed")
+    if seed is not None and seed >= 0:
+        fields["seed"] = seed
+    return fields
+
+
+def _bounded(request: CompletionRequest, body: Mapping[str, Any]) -> CompletionRequest:
+    """The request with the bounds that Ollama's options name: they cut an answer short, and refuse none."""
+    options = body.get("options") or {}
+    (choice,) = request.choices
+    room = choice.max_tokens
+    if (num_predict := int(options.get("num_predict") or 0)) > 0:
+        room = min(room, num_predict)
+    if num_ctx := int(options.get("num_ctx") or 0):
+        room = min(room, num_ctx - len(choice.prompt))
+        if room < 1:
+            raise APIError(
+                400,
+                f"the prompt has {len(choice.prompt)} tokens, and num_ctx is {num_ctx}: nothing is cut off here",
+                param="options.num_ctx",
+                code="context_length_exceeded",
+            )
+    stop = options.get("stop") or ()
+    return replace(
+        request,
+        choices=(replace(choice, max_tokens=room),),
+        stop=(stop,) if isinstance(stop, str) else tuple(stop),
+        stream=body.get("stream") is not False,
+        include_usage=True,
+    )

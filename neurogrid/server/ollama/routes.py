@@ -1,0 +1,81 @@
+"""Ollama's API: `/api/chat`, `/api/generate`, and what it tells of models."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Collection, Mapping
+from typing import Any, Final
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import BaseRoute, Route
+from starlette.types import ASGIApp
+
+from neurogrid import __version__
+from neurogrid.inference.generation.coordinator import Coordinator
+from neurogrid.inference.generation.loaded_model import LoadedModel
+from neurogrid.server.backend import Backend
+from neurogrid.server.ollama.answer_shapes import OllamaShape
+from neurogrid.server.ollama.model_facts import listed, running, shown
+from neurogrid.server.ollama.request_reader import (
+    Load,
+    read_name,
+    read_ollama_chat,
+    read_ollama_generate,
+)
+from neurogrid.server.ollama.request_schemas import SHOW_REQUEST
+from neurogrid.server.openai.json_route import JsonRoute, ToGenerate
+from neurogrid.server.openai.request_reader import CompletionRequest
+from neurogrid.server.schema_check import check
+
+__all__ = ["ollama_routes"]
+
+# Whose API this is: clients look whether it is new enough for what they want.
+OLLAMA_VERSION: Final = "0.12.11"
+
+Reader = Callable[
+    [Mapping[str, Any], LoadedModel, Collection[str]], Awaitable[CompletionRequest | Load]
+]
+
+
+def ollama_routes(backend: Backend, *, request_timeout: float) -> list[BaseRoute]:
+    """The routes.
+
+    Args:
+        request_timeout: seconds from when a request is there until its answer is finished.
+    """
+
+    def generating(kind: str, read: Reader) -> ASGIApp:
+        async def prepare(
+            body: Mapping[str, Any], coordinator: Coordinator
+        ) -> ToGenerate | Response:
+            request = await read(body, coordinator.model, coordinator.adapters.names)
+            shape = OllamaShape(str(body["model"]), kind)
+            if isinstance(request, Load):
+                return Response(shape.empty(request.reason), media_type="application/json")
+            return ToGenerate(request, shape)
+
+        return JsonRoute(backend, prepare, request_timeout)
+
+    async def tags(request: Request) -> Response:
+        return JSONResponse({"models": listed(backend.coordinator)})
+
+    async def ps(request: Request) -> Response:
+        return JSONResponse({"models": running(backend.coordinator)})
+
+    async def version(request: Request) -> Response:
+        return JSONResponse({"version": OLLAMA_VERSION, "neurogrid": __version__})
+
+    async def show(body: Mapping[str, Any], coordinator: Coordinator) -> Response:
+        check(body, SHOW_REQUEST)
+        names = coordinator.adapters.names
+        name = read_name(coordinator.model, names, body.get("model") or body.get("name") or "")
+        return JSONResponse(shown(coordinator, name))
+
+    return [
+        Route("/api/chat", generating("chat", read_ollama_chat), methods=["POST"]),
+        Route("/api/generate", generating("generate", read_ollama_generate), methods=["POST"]),
+        Route("/api/tags", tags),
+        Route("/api/ps", ps),
+        Route("/api/version", version),
+        Route("/api/show", JsonRoute(backend, show, request_timeout), methods=["POST"]),
+    ]
