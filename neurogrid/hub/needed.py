@@ -44,6 +44,7 @@ _COMPANIONS: Final = re.compile(
     | vocab\.(?:json|txt) | merges\.txt | tekken\.json
     | \w[\w.-]*\.(?:model|tiktoken)
     | chat_template\.(?:jinja|json)
+    | modules\.json | \d{1,2}_Pooling/config\.json
     | additional_chat_templates/\w[\w.-]*\.jinja
     """,
     re.ASCII | re.VERBOSE,

@@ -329,8 +329,6 @@ def test_what_is_no_text_is_called_by_its_name(
 @pytest.mark.parametrize(
     "path",
     [
-        "/v1/embeddings",
-        "/v1/responses",
         "/v1/responses/resp_1",
         "/v1/audio/speech",
         "/v1/moderations",
@@ -344,7 +342,8 @@ def test_other_paths_say_what_is_offered(model: LoadedModel, path: str) -> None:
     assert answered.error["type"] == "invalid_request_error"
     assert answered.error["message"] == (
         f"{path} is not offered here; what is offered: "
-        "/v1/models, /v1/chat/completions, /v1/completions, /tokenize, /detokenize"
+        "/v1/models, /v1/chat/completions, /v1/completions, /v1/responses, /v1/embeddings, "
+        "/tokenize, /detokenize"
     )
 
 

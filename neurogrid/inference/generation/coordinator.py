@@ -27,6 +27,7 @@ from neurogrid.inference.generation.ends_queue import Chosen, EndsQueue
 from neurogrid.inference.generation.generation_spans import generation_spans
 from neurogrid.inference.generation.kept_sessions import Beginning, KeptSessions
 from neurogrid.inference.generation.loaded_model import LoadedModel
+from neurogrid.inference.generation.prompt_readers import PooledHidden, PromptReader
 from neurogrid.inference.generation.sampling import (
     FinishReason,
     GeneratedToken,
@@ -172,7 +173,7 @@ class Coordinator(TextGeneration):
         num_logprobs: int | None = None,
         ignore_eos: bool = False,
         adapter: str | None = None,
-        grammar: Grammar | None = None,
+        reader: PromptReader | None = None,
     ) -> AsyncGenerator[GeneratedToken, None]:
         """Yield new tokens, at most `max_tokens`; the last of them says why nothing follows.
 
@@ -188,8 +189,7 @@ class Coordinator(TextGeneration):
             num_logprobs: give the log probability of each token, and of so many of the likeliest; None for neither.
             ignore_eos: an end-of-sequence token is one like others.
             adapter: the name of one of `adapters`, with which they are computed; None for the model alone.
-            grammar: what all tokens together have to be; one that ends the sequence comes only where it is complete.
-                Compiled by `model.grammars`; None for anything.
+            reader: is shown all of the prompt before the first token, so that nothing of it is reused. None for nobody.
 
         Raises:
             ConfigurationError: the prompt cannot be served, fewer tokens are allowed than are to come at least, or no
@@ -235,7 +235,12 @@ class Coordinator(TextGeneration):
             told["neurogrid.adapter"] = adapter
         with self._told(len(token_ids)) as number, generation_spans(told) as spans:
             key = source.key if source is not None else b""
-            async with self._kept.begin(token_ids, max_length, key) as beginning:
+            begins = (
+                self._kept.begin(token_ids, max_length, key)
+                if reader is None
+                else self._kept.begin_alone(max_length, key)
+            )
+            async with begins as beginning:
                 self._progress.generation_opened(number)
                 while len(tokens) < max_length:
                     # A model whose caches hold only below some length starts over there, by one prefill.
@@ -244,6 +249,8 @@ class Coordinator(TextGeneration):
                     stop = max_length if is_past else min(max_length, bound or max_length)
                     new_tokens = tokens
                     async with self._open_session(beginning, stop, number, source) as session:
+                        if reader is not None and len(tokens) == len(token_ids):
+                            session.read_prompt(reader)
                         while len(tokens) < stop:
                             with spans.step(len(tokens) - len(new_tokens), len(new_tokens)):
                                 sampled = await session.extend(new_tokens, choose)
@@ -263,6 +270,53 @@ class Coordinator(TextGeneration):
                                 spans.finished("length")
                             reason: FinishReason | None = "length" if is_last else None
                             yield GeneratedToken(token_id, logprobs, reason, session.num_reused)
+
+    async def read_prompt(
+        self, token_ids: Sequence[int], reader: PromptReader, *, adapter: str | None = None
+    ) -> None:
+        """Let a prompt go through the model, show `reader` all of it, and generate nothing.
+
+        Its session is closed when this returns. Workers that fail on the way are replaced, as for `generate_tokens`.
+
+        Args:
+            token_ids: as many as a session has, or fewer.
+            adapter: as for `generate_tokens`.
+
+        Raises:
+            ConfigurationError: the prompt cannot be served, or no adapter has that name.
+            NoRouteError, CapacityError: as `generate_tokens`.
+        """
+        self.model.check_prompt(token_ids, num_new=0)
+        source = self._source_of(adapter)
+        key, max_length = source.key if source is not None else b"", len(token_ids)
+        with self._told(max_length) as number:
+            async with self._kept.begin_alone(max_length, key) as beginning:
+                self._progress.generation_opened(number)
+                async with self._open_session(beginning, max_length, number, source) as session:
+                    session.read_prompt(reader)
+                    await session.extend(token_ids, lambda logits_V: Chosen(None, None))
+                self._progress.generation_finished(number, "length")
+
+    async def embed(
+        self,
+        token_ids: Sequence[int],
+        *,
+        dimensions: int | None = None,
+        adapter: str | None = None,
+    ) -> list[float]:
+        """The embedding of a text: its hidden states, pooled as the model's makers say.
+
+        Args:
+            token_ids: of the text, as many as a session has, or fewer.
+            dimensions: only the first so many, brought to length 1; None for all, as the makers say.
+
+        Raises:
+            UnsupportedModelError: hidden states of this model are no embeddings, or not here.
+            ConfigurationError, NoRouteError, CapacityError: as `read_prompt`.
+        """
+        reader = PooledHidden(self.model.pooling, dimensions)
+        await self.read_prompt(token_ids, reader, adapter=adapter)
+        return reader.embedding()
 
     @contextmanager
     def _told(self, num_prompt_tokens: int) -> Iterator[int]:

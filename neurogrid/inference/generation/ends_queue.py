@@ -21,6 +21,7 @@ import torch
 import trio
 
 from neurogrid.inference.generation.micro_batches import MicroBatches
+from neurogrid.inference.generation.prompt_readers import PromptReader
 from neurogrid.model.stages.stage import MAX_ROWS, Ends
 from neurogrid.node.activity import Activity
 from neurogrid.node.batcher import Batcher
@@ -78,11 +79,22 @@ class _Choice:
         return self.position + self.hidden.shape[1]
 
 
-_Job: TypeAlias = _Embedding | _Choice
+@dataclass(eq=False, slots=True)
+class _Reading:
+    hidden: torch.Tensor
+    position: int
+    reader: PromptReader
+
+    @property
+    def is_row(self) -> bool:
+        return False
 
 
-# Of a choice: what it is, and the embedding of its token.
-_Result: TypeAlias = torch.Tensor | tuple[Chosen[Any], torch.Tensor | None]
+_Job: TypeAlias = _Embedding | _Choice | _Reading
+
+
+# Of a choice: what it is, and the embedding of its token. Of a reading: nothing.
+_Result: TypeAlias = torch.Tensor | tuple[Chosen[Any], torch.Tensor | None] | bool
 
 
 class EndsQueue:
@@ -159,6 +171,18 @@ class EndsQueue:
         assert isinstance(result, tuple)
         return result
 
+    async def read(self, hidden_BTD: torch.Tensor, *, position: int, reader: PromptReader) -> None:
+        """Show a reader what left the last layer for tokens of its prompt, piece by piece: others go between them.
+
+        Args:
+            position: of the first token of `hidden_BTD`.
+        """
+        num_tokens = hidden_BTD.shape[1]
+        for start in range(0, num_tokens, reader.max_tokens):
+            piece_BTD = hidden_BTD[:, start : start + reader.max_tokens]
+            with span("inference.read"):
+                await self.batcher.submit(_Reading(piece_BTD, position + start, reader))
+
     def forget(self, session: Hashable) -> None:
         """Wait no more for a session: it is over, or has to find another way."""
         self._activity.gone(session)
@@ -222,9 +246,16 @@ class EndsQueue:
 
     def _compute(self, jobs: Sequence[_Job]) -> Sequence[_Result | Exception | None]:
         with torch.inference_mode():
+            if isinstance(jobs[0], _Reading):
+                return self._read([job for job in jobs if isinstance(job, _Reading)])
             if isinstance(jobs[0], _Embedding):
                 return self._embed([job for job in jobs if isinstance(job, _Embedding)])
             return self._choose([job for job in jobs if isinstance(job, _Choice)])
+
+    def _read(self, jobs: Sequence[_Reading]) -> Sequence[_Result]:
+        for job in jobs:
+            job.reader.read(self._ends, job.hidden.contiguous(), job.position)
+        return [True] * len(jobs)
 
     def _embed(self, jobs: Sequence[_Embedding]) -> Sequence[torch.Tensor]:
         if len(jobs) == 1:

@@ -69,6 +69,7 @@ class Beginning:
         num_tokens: how many of its tokens.
         is_copy: they are copied; otherwise it is taken over.
         adapter: the key of what it is computed with; empty for the base model alone.
+        is_alone: whether the session begins with nothing of others, and is closed when it ends.
     """
 
     reservation: Reservation
@@ -77,6 +78,7 @@ class Beginning:
     kept: KeptSession | None = None
     num_tokens: int = 0
     is_copy: bool = False
+    is_alone: bool = False
 
     @property
     def prior(self) -> Prior | None:
@@ -150,6 +152,15 @@ class KeptSessions:
             if not beginning.is_copy:
                 self.give_up(beginning)
             self.room.give_back(beginning.reservation)
+
+    @asynccontextmanager
+    async def begin_alone(self, max_length: int, adapter: bytes) -> AsyncIterator[Beginning]:
+        """Wait for room for a session that computes all of its tokens, and is not kept. Args, raises: as `begin`."""
+        reservation = await self.room.reserve(max_length)
+        try:
+            yield Beginning(reservation, max_length, adapter, is_alone=True)
+        finally:
+            self.room.give_back(reservation)
 
     def _begin_now(
         self, token_ids: Sequence[int], max_length: int, adapter: bytes
@@ -236,7 +247,7 @@ class KeptSessions:
             self._fleet.plan.generation,
             beginning.adapter,
         )
-        is_of_use = self.is_enabled and len(tokens) >= MIN_REUSED
+        is_of_use = self.is_enabled and not beginning.is_alone and len(tokens) >= MIN_REUSED
         takes_priors = all(item.worker.takes_priors for item in selection.stages)
         if not (is_of_use and takes_priors and self._is_current(kept)):
             return False

@@ -20,6 +20,7 @@ from neurogrid.inference.pipeline.prefill import max_piece
 from neurogrid.model.confined import ConfinementError
 from neurogrid.model.files.checkpoint import Checkpoint
 from neurogrid.model.files.config import build_config, eos_token_ids
+from neurogrid.model.files.pooling import Pooling, read_pooling
 from neurogrid.model.files.tokenizer import Tokenizer
 from neurogrid.model.grammars import GrammarCompiler
 from neurogrid.model.proof.miniature import SplitTraits
@@ -154,15 +155,13 @@ class LoadedModel(ModelSource):
         return self.checkpoint.open_tokenizer()
 
     @cached_property
-    def grammars(self) -> GrammarCompiler:
-        """What compiles grammars for this model's tokens.
+    def pooling(self) -> Pooling:
+        """How its hidden states become an embedding.
 
         Raises:
-            CheckpointError: the model directory has no tokenizer.
+            UnsupportedModelError: they cannot here; says why.
         """
-        return GrammarCompiler(
-            self.tokenizer, vocab_size=self.ends.vocab_size, end_token_ids=self.eos_token_ids
-        )
+        return read_pooling(self.checkpoint.path, self.checkpoint.config)
 
     @property
     def max_piece(self) -> int | None:
@@ -220,18 +219,21 @@ class LoadedModel(ModelSource):
             seconds.append(time.perf_counter() - started)
         return min(seconds)
 
-    def check_prompt(self, token_ids: Sequence[int]) -> None:
+    def check_prompt(self, token_ids: Sequence[int], *, num_new: int = 1) -> None:
         """Refuse a prompt that cannot be served.
 
+        Args:
+            num_new: tokens that there has to be room for behind it; 0 for a prompt that is read and not continued.
+
         Raises:
-            ConfigurationError: empty, as long as a session may be or longer, or with an id that is no
-                token of the model.
+            ConfigurationError: empty, too long for a session, or with an id that is no token of the model.
         """
         if not token_ids:
             raise ConfigurationError("the prompt is empty, and this tokenizer adds no first token")
-        if len(token_ids) >= self.max_seq_len:
+        if len(token_ids) + num_new > self.max_seq_len:
+            too_long = " and leaves no room for an answer" if num_new else ""
             raise ConfigurationError(
-                f"the prompt has {len(token_ids)} tokens and leaves no room for an answer: sessions "
+                f"the prompt has {len(token_ids)} tokens{too_long}: sessions "
                 f"have at most {self.max_seq_len} (--max-seq-len, or the model's own bound)"
             )
         if not 0 <= min(token_ids) <= max(token_ids) < self.ends.vocab_size:

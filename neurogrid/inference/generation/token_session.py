@@ -15,6 +15,7 @@ import logging
 import math
 from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack
+from functools import partial
 from typing import TypeVar
 
 import torch
@@ -26,6 +27,7 @@ from neurogrid.inference.generation.ends_queue import Choose, EndsQueue
 from neurogrid.inference.generation.generation_spans import note_failure, recovery_span
 from neurogrid.inference.generation.kept_sessions import Beginning, KeptSessions
 from neurogrid.inference.generation.prefixes import first_calls
+from neurogrid.inference.generation.prompt_readers import PromptReader
 from neurogrid.inference.pipeline.prefill import Bounds, chunk_lengths
 from neurogrid.inference.pipeline.routing import Routing
 from neurogrid.inference.pipeline.selection import Selection, Selector
@@ -109,6 +111,7 @@ class TokenSession:
         self._avoid: set[str] = set()  # peers whose answers were no good
         self._selection: Selection | None = None
         self._pipeline: PipelineSession | None = None
+        self._reader: PromptReader | None = None
         self._ahead: tuple[int, int, torch.Tensor] | None = None  # position, token, embedding
         self._link_patience = math.inf
         self._counted = ExitStack()  # the members of the selection count this session
@@ -121,6 +124,10 @@ class TokenSession:
         if error is None or isinstance(error, GeneratorExit | trio.Cancelled):
             self._keep()
         await self._close()
+
+    def read_prompt(self, reader: PromptReader) -> None:
+        """Have `reader` shown what leaves the last layer for all tokens of the first `extend`."""
+        self._reader = reader
 
     def _keep(self) -> None:
         """Leave the session open for others, if nothing is under way in it."""
@@ -262,6 +269,9 @@ class TokenSession:
         """Send what the pipeline has not seen yet, and choose from the logits after the last token."""
         assert self._pipeline is not None
         calls = self._missing_calls(self._pipeline)
+        reader = self._reader if not self._num_done else None
+        if reader is not None:
+            reader.restart()  # what others had shown it before they failed
         if len(calls) == 1:
             start, stop = calls[0]
             hidden_BTD = await self._embed(start, stop)
@@ -269,8 +279,13 @@ class TokenSession:
             if start and stop - start == 1:
                 batch = await self._ends.leave(self._number, self._pipeline.peer_ids)
             hidden_BTD = await self._pipeline.forward(hidden_BTD, batch)
+            if reader is not None:
+                await self._ends.read(hidden_BTD, position=start, reader=reader)
         else:
-            hidden_BTD = await self._pipeline.prefill(calls, self._embed)
+            take = None
+            if reader is not None:
+                take = partial(_show, self._ends, reader)
+            hidden_BTD = await self._pipeline.prefill(calls, self._embed, take)
         chosen, ahead_BTD = await self._ends.choose(
             hidden_BTD,
             position=calls[-1][0],
@@ -332,6 +347,12 @@ class TokenSession:
                 await pipeline.aclose()
         finally:
             self._counted.close()
+
+
+async def _show(
+    ends: EndsQueue, reader: PromptReader, position: int, hidden_BTD: torch.Tensor
+) -> None:
+    await ends.read(hidden_BTD, position=position, reader=reader)
 
 
 def _seconds_until_room(error: NoRouteError) -> float:

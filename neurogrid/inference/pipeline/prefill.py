@@ -22,7 +22,7 @@ from neurogrid.exception_groups import unwrap_errors
 from neurogrid.inference.pipeline.chain import Chain
 from neurogrid.p2p.wire import DEFAULT_LIMITS
 
-__all__ = ["Bounds", "MakeHidden", "Prefill", "chunk_lengths", "max_piece"]
+__all__ = ["Bounds", "MakeHidden", "Prefill", "TakeHidden", "chunk_lengths", "max_piece"]
 
 # Each chunk reads all weights again and has its way to go, so none is small; and sessions that decode wait for one.
 MIN_CHUNK: Final = 128
@@ -37,6 +37,9 @@ Bounds: TypeAlias = tuple[int, int]
 
 MakeHidden: TypeAlias = Callable[[int, int], Awaitable[torch.Tensor]]
 """Gives what enters layer 0 for the tokens from one position up to another: [1, T, D]."""
+
+TakeHidden: TypeAlias = Callable[[int, torch.Tensor], Awaitable[None]]
+"""Takes what leaves the last layer for some tokens, [1, T, D], and the position of the first of them."""
 
 
 def max_piece(row_bytes: int) -> int:
@@ -65,6 +68,8 @@ class Prefill:
         session_id: of a session whose tokens end where the first chunk begins.
         chunks: of tokens that follow each other.
         make_hidden: called for each of them in order, when its turn has come.
+        take_hidden: called for each of them, in any order, with what leaves the last layer; those behind wait for it
+            as for a stage. None where nobody wants that.
     """
 
     def __init__(
@@ -73,7 +78,9 @@ class Prefill:
         session_id: int,
         chunks: Sequence[Bounds],
         make_hidden: MakeHidden,
+        take_hidden: TakeHidden | None = None,
     ) -> None:
+        self._take_hidden = take_hidden
         self._chains = chains
         self._session_id = session_id
         self._chunks = chunks
@@ -112,6 +119,8 @@ class Prefill:
                 self._session_id, hidden_BTD, position=start, on_sent=sent[index].set
             )
             sent[index].set()
+            if chain is self._chains[-1] and self._take_hidden is not None:
+                await self._take_hidden(start, hidden_BTD)
             left[index].set()
         if index == len(self._chunks) - 1:
             self._last_BTD = hidden_BTD

@@ -25,7 +25,7 @@ from neurogrid.errors import (
 )
 from neurogrid.inference.pipeline.chain import Chain
 from neurogrid.inference.pipeline.pipeline_stage import PipelineStage
-from neurogrid.inference.pipeline.prefill import Bounds, MakeHidden, Prefill
+from neurogrid.inference.pipeline.prefill import Bounds, MakeHidden, Prefill, TakeHidden
 from neurogrid.inference.pipeline.routing import Routing
 from neurogrid.inference.pipeline.session_worker import Prior
 from neurogrid.model.adapters import AdapterSource
@@ -82,12 +82,18 @@ class PipelineSession(trio.abc.AsyncResource):
         self.length += hidden_BTD.shape[1]
         return hidden_BTD
 
-    async def prefill(self, chunks: Sequence[Bounds], make_hidden: MakeHidden) -> torch.Tensor:
+    async def prefill(
+        self,
+        chunks: Sequence[Bounds],
+        make_hidden: MakeHidden,
+        take_hidden: TakeHidden | None = None,
+    ) -> torch.Tensor:
         """Extend the session by chunks, all stages at work; returns what leaves the last layer for the last one.
 
         Args, raises: see `prefill.Prefill`.
         """
-        hidden_BTD = await Prefill(self.chains, self.session_id, chunks, make_hidden).run()
+        prefill = Prefill(self.chains, self.session_id, chunks, make_hidden, take_hidden)
+        hidden_BTD = await prefill.run()
         self.length = chunks[-1][1]
         return hidden_BTD
 

@@ -91,6 +91,12 @@ class Checkpoint:
             checkpoint = cls._open_directory(path, partial=partial)
         missing = sorted(set(range(checkpoint.num_layers)) - checkpoint.present_layers)
         if missing and not partial:
+            # BERT and its like, whose layers are those of an encoder.
+            if getattr(build_config(checkpoint.config), "is_decoder", True) is False:
+                raise UnsupportedModelError(
+                    f"{path}: this is an encoder ({checkpoint.config.get('model_type')}), whose tokens see those "
+                    "behind them; models that generate text can be served, and give embeddings too"
+                )
             raise CheckpointError(
                 f"{path}: no tensors for layer {missing[0]} ({len(missing)} of {checkpoint.num_layers} "
                 "layers have none); config.json and the weights do not belong together"

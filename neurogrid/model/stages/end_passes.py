@@ -106,6 +106,16 @@ class EndPasses:
             return self._head(hidden_BTD)
         return self._whole_head(hidden_BTD, position)
 
+    def head_of_all(self, hidden_BTD: torch.Tensor, position: int) -> torch.Tensor:
+        """Logits [1, T, V] of all tokens."""
+        self._pretend(position)
+        return self._skeleton.run_head_of_all(hidden_BTD, position, self.cache)
+
+    def norm(self, hidden_BTD: torch.Tensor, position: int) -> torch.Tensor:
+        """What stands between the layers and the head, which is the final norm in most: [1, T, D]."""
+        self._pretend(position)
+        return self._skeleton.run_norm(hidden_BTD, position, self.cache)
+
     def forget_shortcuts(self) -> None:
         """Run whole passes from now on."""
         self._embedding = self._head = None

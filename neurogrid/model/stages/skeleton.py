@@ -387,6 +387,32 @@ class Skeleton:
         logits: torch.Tensor = output.logits
         return logits
 
+    def run_head_of_all(
+        self, hidden_BTD: torch.Tensor, position: int, cache: Cache
+    ) -> torch.Tensor:
+        """Logits [1, T, V] of all tokens of what left the last layer; in inference mode."""
+        output = self._run_after_layers(self.model, hidden_BTD, position, cache)
+        logits_BTV: torch.Tensor = output.logits
+        return logits_BTV
+
+    def run_norm(self, hidden_BTD: torch.Tensor, position: int, cache: Cache) -> torch.Tensor:
+        """What the base model returns for what left its last layer, [1, T, D]; in inference mode."""
+        output = self._run_after_layers(self._base, hidden_BTD, position, cache)
+        final_BTD: torch.Tensor = output.last_hidden_state
+        return final_BTD
+
+    def _run_after_layers(
+        self, module: nn.Module, hidden_BTD: torch.Tensor, position: int, cache: Cache
+    ) -> Any:
+        shared = self._pass
+        shared.start = shared.stop = self.num_layers
+        shared.hidden_BTD = hidden_BTD
+        try:
+            dummy_BTD = self._dummy(hidden_BTD)
+            return self._call(module, cache, position, inputs_embeds=dummy_BTD)
+        finally:
+            shared.hidden_BTD = None
+
     def _dummy(self, hidden_BTD: torch.Tensor) -> torch.Tensor:
         """Make the embedding that the base model works on before its layers, for nothing: zeros."""
         return hidden_BTD.new_zeros(*hidden_BTD.shape[:2], self._embedding_size)

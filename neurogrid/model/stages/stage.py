@@ -494,6 +494,28 @@ class Ends:
             hidden_BTD = hidden_BTD.to(self._device, self._dtype)
             return self._passes.head(hidden_BTD, position)[0, -1].float()
 
+    def logits_of_all(self, hidden_BTD: torch.Tensor, *, position: int) -> torch.Tensor:
+        """Logits [T, V] in float32 for the token after each of `hidden_BTD`. They take 4 V T bytes: give it few.
+
+        Args: as of `logits`.
+        """
+        self._check(position)
+        _check_hidden(hidden_BTD, self.hidden_size)
+        with torch.inference_mode():
+            hidden_BTD = hidden_BTD.to(self._device, self._dtype)
+            return self._passes.head_of_all(hidden_BTD, position)[0].float()
+
+    def final_hidden(self, hidden_BTD: torch.Tensor, *, position: int) -> torch.Tensor:
+        """The last hidden states as transformers' base model returns them, [T, D] in float32: after the final norm.
+
+        Args: as of `logits`.
+        """
+        self._check(position)
+        _check_hidden(hidden_BTD, self.hidden_size)
+        with torch.inference_mode():
+            hidden_BTD = hidden_BTD.to(self._device, self._dtype)
+            return self._passes.norm(hidden_BTD, position)[0].float()
+
     def _check(self, position: int) -> None:
         if not self._is_loaded:
             raise ValueError("the ends of the model are not loaded yet")

@@ -5,13 +5,20 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from neurogrid.server.ollama.request_schemas import CHAT_REQUEST, GENERATE_REQUEST, SHOW_REQUEST
+from neurogrid.server.ollama.request_schemas import (
+    CHAT_REQUEST,
+    EMBED_REQUEST,
+    EMBEDDINGS_REQUEST,
+    GENERATE_REQUEST,
+    SHOW_REQUEST,
+)
 from neurogrid.server.openapi import Paths, json_answer, operation
 from neurogrid.server.schema_check import Schema
 
 __all__ = ["OLLAMA_PATHS"]
 
 _STRING: Schema = {"type": "string"}
+_NUMBER: Schema = {"type": "number"}
 _COUNT: Schema = {"type": "integer", "minimum": 0}
 _REFUSED = (400, 404, 408, 413, 415, 422, 429, 503, 504)
 _operation = partial(operation, api="Ollama")
@@ -19,6 +26,10 @@ _operation = partial(operation, api="Ollama")
 
 def _object(**properties: Schema) -> Schema:
     return {"type": "object", "required": list(properties), "properties": properties}
+
+
+def _list(items: Schema) -> Schema:
+    return {"type": "array", "items": items}
 
 
 def _generated(**text: Schema) -> dict[str, Any]:
@@ -60,6 +71,30 @@ OLLAMA_PATHS: Paths = {
             _generated(response=_STRING),
             errors=_REFUSED,
             body=GENERATE_REQUEST,
+        )
+    },
+    "/api/embed": {
+        "post": _operation(
+            "The embeddings of texts.",
+            json_answer(
+                _object(
+                    model=_STRING,
+                    embeddings=_list(_list(_NUMBER)),
+                    total_duration=_COUNT,
+                    load_duration=_COUNT,
+                    prompt_eval_count=_COUNT,
+                )
+            ),
+            errors=_REFUSED,
+            body=EMBED_REQUEST,
+        )
+    },
+    "/api/embeddings": {
+        "post": _operation(
+            "The embedding of a text, for older clients.",
+            json_answer(_object(embedding=_list(_NUMBER))),
+            errors=_REFUSED,
+            body=EMBEDDINGS_REQUEST,
         )
     },
     "/api/tags": {

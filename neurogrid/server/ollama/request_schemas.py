@@ -14,6 +14,7 @@ from neurogrid.inference.generation.sampling_params import (
     MAX_REPETITION_PENALTY,
     MIN_REPETITION_PENALTY,
 )
+from neurogrid.server.openai.embedding_schemas import EMBEDDING_REQUEST, MAX_INPUTS
 from neurogrid.server.openai.request_schemas import (
     MAX_MESSAGES,
     MAX_PROMPT_CHARS,
@@ -23,7 +24,13 @@ from neurogrid.server.openai.request_schemas import (
 )
 from neurogrid.server.schema_check import Schema
 
-__all__ = ["CHAT_REQUEST", "GENERATE_REQUEST", "SHOW_REQUEST"]
+__all__ = [
+    "CHAT_REQUEST",
+    "EMBEDDINGS_REQUEST",
+    "EMBED_REQUEST",
+    "GENERATE_REQUEST",
+    "SHOW_REQUEST",
+]
 
 # Model files name the ends of turns here, more of them than OpenAI's four.
 MAX_STOPS = 32
@@ -148,6 +155,38 @@ GENERATE_REQUEST: Schema = {
     },
 }
 """The body of `/api/generate`."""
+
+EMBED_REQUEST: Schema = {
+    "type": "object",
+    "required": ["model", "input"],
+    "properties": {
+        "model": _MODEL,
+        "input": {
+            "description": "A text, or several. None is cut off, whatever `truncate` says.",
+            "anyOf": [
+                {"type": "string", "maxLength": MAX_PROMPT_CHARS},
+                {
+                    "type": "array",
+                    "items": {"type": "string", "maxLength": MAX_PROMPT_CHARS},
+                    "minItems": 1,
+                    "maxItems": MAX_INPUTS,
+                },
+            ],
+        },
+        "dimensions": EMBEDDING_REQUEST["properties"]["dimensions"],
+    },
+}
+"""The body of `/api/embed`."""
+
+EMBEDDINGS_REQUEST: Schema = {
+    "type": "object",
+    "required": ["model", "prompt"],
+    "properties": {
+        "model": _MODEL,
+        "prompt": {"type": "string", "maxLength": MAX_PROMPT_CHARS},
+    },
+}
+"""The body of `/api/embeddings`."""
 
 SHOW_REQUEST: Schema = {
     "type": "object",

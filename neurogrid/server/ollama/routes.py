@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import Any, Final
 
+import trio
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
@@ -22,7 +24,13 @@ from neurogrid.server.ollama.request_reader import (
     read_ollama_chat,
     read_ollama_generate,
 )
-from neurogrid.server.ollama.request_schemas import SHOW_REQUEST
+from neurogrid.server.ollama.request_schemas import (
+    EMBED_REQUEST,
+    EMBEDDINGS_REQUEST,
+    SHOW_REQUEST,
+)
+from neurogrid.server.openai.answer_shapes import dump
+from neurogrid.server.openai.embeddings import Embedded, embed_texts
 from neurogrid.server.openai.json_route import JsonRoute, ToGenerate
 from neurogrid.server.openai.request_reader import CompletionRequest
 from neurogrid.server.schema_check import check
@@ -56,6 +64,14 @@ def ollama_routes(backend: Backend, *, request_timeout: float) -> list[BaseRoute
 
         return JsonRoute(backend, prepare, request_timeout)
 
+    async def embed(body: Mapping[str, Any], coordinator: Coordinator) -> Response:
+        check(body, EMBED_REQUEST)
+        return await _embed(body, body["input"], coordinator, _embed_answer)
+
+    async def embeddings(body: Mapping[str, Any], coordinator: Coordinator) -> Response:
+        check(body, EMBEDDINGS_REQUEST)
+        return await _embed(body, body["prompt"], coordinator, _embeddings_answer)
+
     async def tags(request: Request) -> Response:
         return JSONResponse({"models": listed(backend.coordinator)})
 
@@ -74,8 +90,45 @@ def ollama_routes(backend: Backend, *, request_timeout: float) -> list[BaseRoute
     return [
         Route("/api/chat", generating("chat", read_ollama_chat), methods=["POST"]),
         Route("/api/generate", generating("generate", read_ollama_generate), methods=["POST"]),
+        Route("/api/embed", JsonRoute(backend, embed, request_timeout), methods=["POST"]),
+        Route("/api/embeddings", JsonRoute(backend, embeddings, request_timeout), methods=["POST"]),
         Route("/api/tags", tags),
         Route("/api/ps", ps),
         Route("/api/version", version),
         Route("/api/show", JsonRoute(backend, show, request_timeout), methods=["POST"]),
     ]
+
+
+async def _embed(
+    body: Mapping[str, Any],
+    given: str | list[str],
+    coordinator: Coordinator,
+    answer: Callable[[str, Embedded, int], dict[str, object]],
+) -> Response:
+    began = time.monotonic_ns()
+    model, names = coordinator.model, coordinator.adapters.names
+    name = read_name(model, names, body["model"])
+    texts = [given] if isinstance(given, str) else given
+    embedded = await embed_texts(
+        coordinator,
+        texts,
+        param="input",
+        dimensions=body.get("dimensions"),
+        adapter=None if name == model.name else name,
+    )
+    told = answer(str(body["model"]), embedded, time.monotonic_ns() - began)
+    return Response(await trio.to_thread.run_sync(dump, told), media_type="application/json")
+
+
+def _embed_answer(model: str, embedded: Embedded, nanoseconds: int) -> dict[str, object]:
+    return {
+        "model": model,
+        "embeddings": embedded.vectors,
+        "total_duration": nanoseconds,
+        "load_duration": 0,
+        "prompt_eval_count": embedded.num_tokens,
+    }
+
+
+def _embeddings_answer(model: str, embedded: Embedded, nanoseconds: int) -> dict[str, object]:
+    return {"embedding": embedded.vectors[0]}

@@ -105,13 +105,18 @@ class Usage:
         key = tuple(prompt)
         self._reused[key] = min(num_tokens, self._reused.get(key, num_tokens))
 
+    @property
+    def num_reused_tokens(self) -> int:
+        """Of the prompts, tokens that were not computed."""
+        return sum(self._reused.values())
+
     def as_json(self) -> dict[str, object]:
         """As OpenAI's API has it."""
         return {
             "prompt_tokens": self.num_prompt_tokens,
             "completion_tokens": self.num_new_tokens,
             "total_tokens": self.num_prompt_tokens + self.num_new_tokens,
-            "prompt_tokens_details": {"cached_tokens": sum(self._reused.values())},
+            "prompt_tokens_details": {"cached_tokens": self.num_reused_tokens},
         }
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from neurogrid.server.openai.embedding_schemas import EMBEDDING_REQUEST
 from neurogrid.server.openai.request_schemas import (
     ADAPTER_REQUEST,
     CHAT_REQUEST,
     COMPLETION_REQUEST,
 )
+from neurogrid.server.openai.responses.schemas import RESPONSE_REQUEST
 from neurogrid.server.openai.token_schemas import DETOKENIZE_REQUEST, TOKENIZE_REQUEST
 from neurogrid.server.openapi import Paths, json_answer, operation
 from neurogrid.server.schema_check import Schema
@@ -103,6 +105,23 @@ def _answer(kind: str, choice: Schema) -> dict[str, object]:
     return answer
 
 
+def _response_answer() -> dict[str, object]:
+    part = _object(type=_STRING, text=_STRING, annotations=_list({"type": "object"}))
+    item = _object(id=_STRING, type=_STRING, status=_STRING, role=_STRING, content=_list(part))
+    whole = _object(
+        id=_STRING,
+        object={"type": "string", "enum": ["response"]},
+        created_at=_COUNT,
+        status={"type": "string", "enum": ["completed", "incomplete"]},
+        model=_STRING,
+        output=_list(item),
+        usage=_object(input_tokens=_COUNT, output_tokens=_COUNT, total_tokens=_COUNT),
+    )
+    answer = json_answer(whole, "The response; with `stream`, events with names and numbers.")
+    answer["content"]["text/event-stream"] = {"schema": _EVENT}
+    return answer
+
+
 _REFUSED = (400, 404, 408, 413, 415, 422, 429, 503, 504)
 
 OPENAI_PATHS: Paths = {
@@ -173,6 +192,35 @@ OPENAI_PATHS: Paths = {
             ),
             errors=_REFUSED,
             body=COMPLETION_REQUEST,
+        )
+    },
+    "/v1/responses": {
+        "post": operation(
+            "Answer a text or a conversation; nothing is stored.",
+            _response_answer(),
+            errors=_REFUSED,
+            body=RESPONSE_REQUEST,
+        )
+    },
+    "/v1/embeddings": {
+        "post": operation(
+            "The embeddings of texts.",
+            json_answer(
+                _object(
+                    object={"type": "string", "enum": ["list"]},
+                    data=_list(
+                        _object(
+                            object={"type": "string", "enum": ["embedding"]},
+                            index=_COUNT,
+                            embedding={"anyOf": [_STRING, _list(_NUMBER)]},
+                        )
+                    ),
+                    model=_STRING,
+                    usage=_object(prompt_tokens=_COUNT, total_tokens=_COUNT),
+                )
+            ),
+            errors=_REFUSED,
+            body=EMBEDDING_REQUEST,
         )
     },
     "/tokenize": {

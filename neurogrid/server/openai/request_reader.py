@@ -46,6 +46,7 @@ __all__ = [
     "ChoiceRequest",
     "CompletionRequest",
     "chat_prompt",
+    "check_length",
     "encode_text",
     "read_chat",
     "read_completion",
@@ -329,14 +330,28 @@ def _request(
     )
 
 
-def _room(prompt: Sequence[int], model: LoadedModel, param: str, max_tokens: float | None) -> int:
-    """How many tokens may be generated after `prompt`."""
+def check_length(
+    prompt: Sequence[int], model: LoadedModel, param: str, *, num_new: int = 1
+) -> None:
+    """Refuse a prompt that the model cannot have.
+
+    Args:
+        num_new: tokens that there has to be room for behind it.
+
+    Raises:
+        APIError: 400, it is too long; 422, it is empty, or has tokens that are none.
+    """
     try:
-        model.check_prompt(prompt)
+        model.check_prompt(prompt, num_new=num_new)
     except ConfigurationError as exc:
-        if len(prompt) < model.max_seq_len:
+        if len(prompt) + num_new <= model.max_seq_len:
             raise _impossible(str(exc), param) from exc
         raise APIError(400, str(exc), param=param, code="context_length_exceeded") from exc
+
+
+def _room(prompt: Sequence[int], model: LoadedModel, param: str, max_tokens: float | None) -> int:
+    """How many tokens may be generated after `prompt`."""
+    check_length(prompt, model, param)
     free = model.max_seq_len - len(prompt)
     if max_tokens is not None and max_tokens > free:
         raise APIError(

@@ -16,6 +16,7 @@ from neurogrid.inference.generation.loaded_model import LoadedModel
 from neurogrid.server.backend import Backend
 from neurogrid.server.openai.adapter_routes import describe_adapter
 from neurogrid.server.openai.answer_shapes import ChatShape, CompletionShape
+from neurogrid.server.openai.embeddings import answer_embeddings
 from neurogrid.server.openai.json_route import JsonRoute, ToGenerate
 from neurogrid.server.openai.request_reader import (
     CompletionRequest,
@@ -23,6 +24,8 @@ from neurogrid.server.openai.request_reader import (
     read_completion,
     read_model_name,
 )
+from neurogrid.server.openai.responses.request_reader import read_response
+from neurogrid.server.openai.responses.shape import ResponseShape
 from neurogrid.server.openai.token_routes import token_routes
 
 __all__ = ["openai_routes"]
@@ -81,10 +84,21 @@ def openai_routes(backend: Backend, *, request_timeout: float) -> list[BaseRoute
 
         return JsonRoute(backend, prepare, request_timeout)
 
+    async def respond(body: Mapping[str, Any], coordinator: Coordinator) -> ToGenerate:
+        request = await read_response(body, coordinator.model, coordinator.adapters.names)
+        name = request.adapter or coordinator.model.name
+        return ToGenerate(request, ResponseShape(name, body, request))
+
     return [
         Route("/v1/models", models),
         Route("/v1/models/{model:path}", model),
         Route("/v1/chat/completions", completions(read_chat, ChatShape), methods=["POST"]),
         Route("/v1/completions", completions(read_completion, CompletionShape), methods=["POST"]),
+        Route("/v1/responses", JsonRoute(backend, respond, request_timeout), methods=["POST"]),
+        Route(
+            "/v1/embeddings",
+            JsonRoute(backend, answer_embeddings, request_timeout),
+            methods=["POST"],
+        ),
         *token_routes(backend, request_timeout=request_timeout),
     ]

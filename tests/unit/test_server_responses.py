@@ -1,0 +1,124 @@
+"""`/v1/responses` over a coordinator that does as it is told: events in order, nothing stored, what is refused."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from neurogrid.errors import NoRouteError
+from neurogrid.inference.generation.loaded_model import LoadedModel
+from tests.unit.asgi_client import Answered, run
+from tests.unit.told_coordinator import TEXT, Told, load_embedded, served
+
+
+@pytest.fixture(scope="module")
+def model() -> LoadedModel:
+    return load_embedded()
+
+
+def asked(coordinator: Any, **body: Any) -> Answered:
+    async def main() -> Answered:
+        with served(coordinator) as post:
+            return await post("/v1/responses", json_body={"input": "A", **body})
+
+    return run(main)
+
+
+def events(answered: Answered) -> list[dict[str, Any]]:
+    found = []
+    for block in answered.body.decode().removesuffix("\n\n").split("\n\n"):
+        name, data = block.split("\n")
+        event = json.loads(data.removeprefix("data: "))
+        assert name == f"event: {event['type']}"
+        found.append(event)
+    assert [event["sequence_number"] for event in found] == list(range(len(found)))
+    return found
+
+
+def test_a_response_is_an_item_with_the_text(model: LoadedModel) -> None:
+    answer = asked(Told(model), metadata={"a": "b"}, instructions="Be brief.").json
+    assert answer["output"][0]["content"][0]["text"] == TEXT
+    assert (answer["status"], answer["incomplete_details"]) == ("completed", None)
+    assert (answer["store"], answer["previous_response_id"]) == (False, None)
+    assert (answer["metadata"], answer["instructions"]) == ({"a": "b"}, "Be brief.")
+    usage = answer["usage"]
+    assert usage["total_tokens"] == usage["input_tokens"] + usage["output_tokens"]
+
+
+def test_a_stream_is_events_with_numbers(model: LoadedModel) -> None:
+    first, *_, last = found = events(asked(Told(model), stream=True))
+    kinds = [event["type"] for event in found]
+    assert kinds[:4] == [
+        "response.created",
+        "response.in_progress",
+        "response.output_item.added",
+        "response.content_part.added",
+    ]
+    assert kinds[-4:] == [
+        "response.output_text.done",
+        "response.content_part.done",
+        "response.output_item.done",
+        "response.completed",
+    ]
+    deltas = [event["delta"] for event in found if event["type"] == "response.output_text.delta"]
+    assert "".join(deltas) == TEXT
+    assert first["response"]["id"] == last["response"]["id"]
+    assert last["response"]["output"][0]["content"][0]["text"] == TEXT
+    assert first["response"]["usage"] is None
+
+
+def test_instructions_and_messages_are_a_conversation(model: LoadedModel) -> None:
+    said = [
+        {"role": "user", "content": [{"type": "input_text", "text": "A"}]},
+        {
+            "type": "message",
+            "id": "msg_1",
+            "status": "completed",
+            "role": "assistant",
+            "content": [{"type": "output_text", "text": "B", "annotations": []}],
+        },
+        {"role": "user", "content": "C"},
+    ]
+    answer = asked(Told(model), input=said, instructions="S").json
+    messages = [
+        {"role": role, "content": text}
+        for role, text in (("system", "S"), ("user", "A"), ("assistant", "B"), ("user", "C"))
+    ]
+    assert answer["usage"]["input_tokens"] == len(model.tokenizer.encode_chat(messages))
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"store": True}, "store"),
+        ({"previous_response_id": "resp_1"}, "previous_response_id"),
+        ({"background": True}, "background"),
+        ({"tools": [{"type": "web_search"}]}, "tools"),
+        ({"text": {"format": {"type": "json_object"}}}, "text.format"),
+        ({"include": [{}]}, "include"),
+        ({"input": [{"type": "function_call_output", "output": "3"}]}, "input[0].type"),
+        (
+            {"input": [{"role": "user", "content": [{"type": "input_image"}]}]},
+            "input[0].content[0].type",
+        ),
+        ({"input": []}, "input"),
+        ({"input": 3}, "input"),
+        ({"max_output_tokens": 0}, "max_output_tokens"),
+    ],
+)
+def test_what_is_not_there_is_refused(
+    model: LoadedModel, fields: dict[str, Any], param: str
+) -> None:
+    answered = asked(Told(model), **fields)
+    assert (answered.status, answered.error["param"]) == (400, param)
+
+
+def test_a_failure_on_the_way_is_told_twice(model: LoadedModel) -> None:
+    coordinator = Told(model, NoRouteError("no worker for layers 4 to 7"), num_before=2)
+    *_, error, failed = events(asked(coordinator, stream=True))
+    assert (error["type"], error["code"]) == ("error", "no_route")
+    assert failed["response"]["status"] == "failed"
+    assert failed["response"]["error"]["message"] == "no worker for layers 4 to 7"
+    assert asked(coordinator).status == 503
