@@ -507,5 +507,7 @@ def test_the_client_for_javascript(cluster: Cluster, reference: Reference) -> No
         "whole": expected,
         "streamed": expected,
         "usage": 12,
+        "response": expected,
+        "dimensions": 192,
         "refused": {"status": 400, "param": "temperature"},
     }

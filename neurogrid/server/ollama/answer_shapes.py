@@ -94,7 +94,7 @@ class OllamaShape:
 
 
 def _told(token: WrittenToken) -> dict[str, object]:
-    def one(text: str, logprob: float) -> dict[str, object]:
+    def one(text: str, logprob: float | None) -> dict[str, object]:
         return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
 
     return {

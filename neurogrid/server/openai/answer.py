@@ -12,6 +12,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Protocol
 
 import trio
@@ -26,8 +27,14 @@ from neurogrid.errors import (
 )
 from neurogrid.exception_groups import unwrap_errors
 from neurogrid.inference.generation.coordinator import Coordinator
+from neurogrid.inference.generation.prompt_readers import PromptLogprobs
 from neurogrid.server.errors import APIError
-from neurogrid.server.openai.answer_writer import AnswerWriter, Piece
+from neurogrid.server.openai.answer_writer import (
+    AnswerWriter,
+    Piece,
+    WrittenToken,
+    written_prompt,
+)
 from neurogrid.server.openai.request_reader import CompletionRequest
 from neurogrid.server.openai.tools.message_reader import MessageReader
 
@@ -164,6 +171,7 @@ class Answer:
         self._shape = shape
         self._deadline = deadline
         self._usage = Usage(request.num_prompt_tokens)
+        self._scores: list[list[float]] = [[] for _ in request.choices]
         self._sender, self._pieces = trio.open_memory_channel[tuple[int, Piece] | APIError](
             MAX_WAITING_PIECES
         )
@@ -225,16 +233,27 @@ class Answer:
             min_tokens=choice.sampling.min_tokens,
             kept={token_id: mark for token_id, mark in ids if token_id is not None},
         )
-        reader = MessageReader(form) if form is not None else None
-        echo = choice.echo
+        echo, num_logprobs = choice.echo, self._request.num_logprobs
+        reader: PromptLogprobs | None = None
+        if choice.tells_prompt:
+            reader = PromptLogprobs(
+                choice.prompt,
+                num_top=num_logprobs or 0,
+                vocab_size=self._coordinator.model.ends.vocab_size,
+            )
+        if not choice.max_tokens:
+            await self._tell_prompt(index, reader)
+            return
+        if self._request.num_kept is not None:
+            num_logprobs = num_logprobs or 0
         generating = self._coordinator.generate_tokens(
             choice.prompt,
             max_tokens=choice.max_tokens,
             sampling=choice.sampling,
-            num_logprobs=self._request.num_logprobs,
+            num_logprobs=num_logprobs,
             ignore_eos=self._request.ignore_eos,
             adapter=self._request.adapter,
-            grammar=self._request.grammar,
+            reader=reader,
         )
         is_first = True
         async with aclosing(generating) as tokens:
@@ -244,19 +263,56 @@ class Answer:
                 if is_first:
                     self._usage.reused(choice.prompt, token.num_reused)
                     is_first = False
+                if token.logprobs is not None:
+                    self._scores[index].append(token.logprobs.chosen)
+                if choice.echo and piece.tokens:
+                    piece = _moved(piece, len(choice.echo))
                 if echo:  # not before the first token: until then an error is a status
-                    piece, echo = replace(piece, text=echo + piece.text), ""
+                    before = await self._written(choice.prompt, reader)
+                    piece = replace(piece, text=echo + piece.text, tokens=(*before, *piece.tokens))
+                    echo = ""
                 if not piece.is_empty:
                     await self._sender.send((index, piece))
                 if piece.finish_reason is not None:
                     break
+
+    async def _tell_prompt(self, index: int, reader: PromptLogprobs | None) -> None:
+        """Answer with the prompt alone."""
+        choice = self._request.choices[index]
+        if reader is not None:
+            adapter = self._request.adapter
+            await self._coordinator.read_prompt(choice.prompt, reader, adapter=adapter)
+        tokens = await self._written(choice.prompt, reader)
+        await self._sender.send((index, Piece(choice.echo, tokens, "length")))
+
+    async def _written(
+        self, prompt: Sequence[int], reader: PromptLogprobs | None
+    ) -> tuple[WrittenToken, ...]:
+        """The tokens of a prompt that was read; none, if nobody did."""
+        if reader is None:
+            return ()
+        tokenizer = self._coordinator.model.tokenizer
+        write = partial(written_prompt, tokenizer, prompt, reader.logprobs())
+        return await trio.to_thread.run_sync(write)
+
+    def _kept(self, answers: list[list[Piece]]) -> list[list[Piece]]:
+        """The answers that are given: all, or of each prompt's those with the highest mean log probability."""
+        num_kept, num_each = self._request.num_kept, self._request.num_each
+        if num_kept is None:
+            return answers
+        means = [sum(scores) / max(len(scores), 1) for scores in self._scores]
+        kept: list[list[Piece]] = []
+        for start in range(0, len(answers), num_each):
+            best = sorted(range(start, start + num_each), key=means.__getitem__, reverse=True)
+            kept += [answers[index] for index in best[:num_kept]]
+        return kept
 
     async def _at_once(self, send: Send) -> None:
         answers: list[list[Piece]] = [[] for _ in self._request.choices]
         async for item in self._pieces:
             index, piece = _piece(item)
             answers[index].append(piece)
-        body = self._shape.whole(answers, self._usage)
+        body = self._shape.whole(self._kept(answers), self._usage)
         headers = [
             (b"content-type", b"application/json"),
             (b"content-length", str(len(body)).encode()),
@@ -314,6 +370,12 @@ async def while_connected(receive: Receive, work: Callable[[], Awaitable[None]])
             nursery.start_soon(watch)
             await work()
             nursery.cancel_scope.cancel()
+
+
+def _moved(piece: Piece, num_characters: int) -> Piece:
+    """The piece of an answer before which there are so many characters."""
+    tokens = (replace(token, offset=token.offset + num_characters) for token in piece.tokens)
+    return replace(piece, tokens=tuple(tokens))
 
 
 def _piece(item: tuple[int, Piece] | APIError) -> tuple[int, Piece]:

@@ -138,7 +138,10 @@ class CompletionShape(_Shape):
             "tokens": [token.text for token in tokens],
             "token_logprobs": [token.logprob for token in tokens],
             # The token itself is among them, also where it is not one of the likeliest.
-            "top_logprobs": [{**dict(token.top), token.text: token.logprob} for token in tokens],
+            "top_logprobs": [
+                None if token.logprob is None else {**dict(token.top), token.text: token.logprob}
+                for token in tokens
+            ],
             "text_offset": [token.offset for token in tokens],
         }
 
@@ -192,7 +195,7 @@ def _tokens(pieces: Iterable[Piece]) -> Iterable[WrittenToken]:
     return (token for piece in pieces for token in piece.tokens)
 
 
-def _told(text: str, logprob: float) -> dict[str, object]:
+def _told(text: str, logprob: float | None) -> dict[str, object]:
     # A part of a character has bytes, which its text does not tell.
     data = None if _REPLACEMENT in text else list(text.encode())
     return {"token": text, "logprob": logprob, "bytes": data}

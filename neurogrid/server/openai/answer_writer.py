@@ -11,12 +11,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from neurogrid.inference.generation.sampling import GeneratedToken
+from neurogrid.inference.generation.sampling import FinishReason, GeneratedToken, Logprobs
 from neurogrid.model.files.tokenizer import Tokenizer
 
-__all__ = ["AnswerWriter", "CallPiece", "FinishReason", "Piece", "WrittenToken", "held_back"]
-
-FinishReason = Literal["stop", "length", "tool_calls"]
+__all__ = ["AnswerWriter", "Piece", "WrittenToken", "held_back", "written_prompt"]
 
 # Tokens before one that decide what it decodes to: those of a character that is not complete, and one more.
 CONTEXT_TOKENS = 4
@@ -31,11 +29,12 @@ class WrittenToken:
     Attributes:
         text: what it adds to the text before it.
         offset: characters of the answer before it.
+        logprob: None for the first token of a prompt, before which there is nothing.
     """
 
     text: str
     offset: int
-    logprob: float
+    logprob: float | None
     top: tuple[tuple[str, float], ...]
 
 
@@ -164,6 +163,31 @@ class AnswerWriter:
             _finite(token.logprobs.chosen),
             tuple((text_of(other), _finite(value)) for other, value in token.logprobs.top),
         )
+
+
+def written_prompt(
+    tokenizer: Tokenizer, prompt: Sequence[int], logprobs: Sequence[Logprobs | None]
+) -> tuple[WrittenToken, ...]:
+    """The tokens of a prompt, as those of an answer that begins with it. Takes long for a long one.
+
+    Args:
+        logprobs: of each token; None for one before which there is nothing.
+    """
+    written: list[WrittenToken] = []
+    text, length = tokenizer.stream(), 0
+    for place, (token_id, told) in enumerate(zip(prompt, logprobs, strict=True)):
+        before = prompt[max(place - CONTEXT_TOKENS, 0) : place]
+        own = tokenizer.token_text(token_id, after=before)
+        if told is None:
+            written.append(WrittenToken(own, length, None, ()))
+        else:
+            top = tuple(
+                (tokenizer.token_text(other, after=before), _finite(value))
+                for other, value in told.top
+            )
+            written.append(WrittenToken(own, length, _finite(told.chosen), top))
+        length += len(text.push(token_id))
+    return tuple(written)
 
 
 def held_back(text: str, stop: Sequence[str]) -> int:

@@ -22,7 +22,6 @@ _COMMON: Final[Mapping[str, tuple[object, ...]]] = {
     "moderation": (None,),
     "web_search_options": (None,),
     "verbosity": (None, "medium"),
-    "best_of": (None, 1),
     "suffix": (None, ""),
     # Of other servers.
     "use_beam_search": (None, False),
@@ -41,6 +40,7 @@ _COMMON: Final[Mapping[str, tuple[object, ...]]] = {
 }
 NOT_IN_CHATS: Final[Mapping[str, tuple[object, ...]]] = {
     **_COMMON,
+    "best_of": (None, 1),
     "chat_template": (None,),
     "documents": (None, []),
     "echo": (None, False),

@@ -83,8 +83,8 @@ _COMPLETION_LOGPROBS: Schema = {
         {"type": "null"},
         _object(
             tokens=_list(_STRING),
-            token_logprobs=_list(_NUMBER),
-            top_logprobs=_list({"type": "object", "additionalProperties": _NUMBER}),
+            token_logprobs=_list({"type": ["number", "null"]}),
+            top_logprobs=_list({"type": ["object", "null"], "additionalProperties": _NUMBER}),
             text_offset=_list(_COUNT),
         ),
     ]

@@ -83,14 +83,16 @@ class ChoiceRequest:
 
     Attributes:
         prompt: token ids.
-        max_tokens: new ones at most; the session has room for all of them.
+        max_tokens: new ones at most; the session has room for all of them. 0 for the prompt alone.
         echo: text before the answer.
+        tells_prompt: whether the log probabilities of the prompt's tokens come with it.
     """
 
     prompt: Sequence[int]
     max_tokens: int
     sampling: SamplingParams
     echo: str = ""
+    tells_prompt: bool = False
 
 
 @dataclass(frozen=True)
@@ -98,7 +100,8 @@ class CompletionRequest:
     """A request, checked.
 
     Attributes:
-        choices: in the order of their indices.
+        choices: in the order of their indices, `num_each` of them for each prompt.
+        num_kept: of each prompt's, so many are given, those with the highest mean log probability; None for all.
         num_prompt_tokens: of all prompts, each counted once.
         stop: strings before which the text ends.
         num_logprobs, adapter, grammar: as for `Coordinator.generate_tokens`.
@@ -113,8 +116,8 @@ class CompletionRequest:
     stream: bool
     include_usage: bool
     adapter: str | None = None
-    grammar: Grammar | None = None
-    form: MessageForm | None = None
+    num_each: int = 1
+    num_kept: int | None = None
 
 
 def read_model_name(model: LoadedModel, adapters: Collection[str], name: object) -> str | None:
@@ -218,18 +221,17 @@ async def read_completion(
     num_logprobs = body.get("logprobs")
     echoes = [""] * len(prompts)
     if body.get("echo"):
-        if num_logprobs is not None:
-            raise APIError(
-                400,
-                "echo with logprobs is not supported: only new tokens have them here",
-                param="logprobs",
-                code="unsupported_parameter",
-            )
         echoes = [
             prompt if isinstance(prompt, str) else model.tokenizer.decode(token_ids)
             for prompt, token_ids in zip(given, prompts, strict=True)
         ]
-    max_tokens = body.get("max_tokens") or default_tokens
+    max_tokens = body.get("max_tokens")
+    if max_tokens is None:
+        max_tokens = default_tokens
+    elif not max_tokens and not body.get("echo"):
+        raise _impossible(
+            "max_tokens may be 0 with echo alone: there is nothing to answer", "max_tokens"
+        )
     num_logprobs = None if num_logprobs is None else int(num_logprobs)
     request = _request(body, model, prompts, echoes, "prompt", max_tokens, num_logprobs)
     return replace(request, adapter=adapter)
@@ -299,10 +301,19 @@ def _request(
     max_tokens: float | None,
     num_logprobs: int | None,
 ) -> CompletionRequest:
-    num_each = int(body.get("n") or 1)
+    num_kept = int(body.get("n") or 1)
+    num_each = int(body.get("best_of") or num_kept)
+    if num_each < num_kept:
+        raise _impossible(f"best_of is {num_each}, and n is {num_kept}, which is more", "best_of")
+    if num_each > num_kept and body.get("stream"):
+        raise _impossible(
+            "best_of more than n cannot be streamed: which are the best is known at the end",
+            "best_of",
+        )
     if num_each * len(prompts) > MAX_CHOICES:
         raise _impossible(
-            f"{len(prompts)} prompts and n = {num_each} make more than {MAX_CHOICES} answers", "n"
+            f"{len(prompts)} prompts and n or best_of = {num_each} make more than {MAX_CHOICES} answers",
+            "n",
         )
     sampling = _sampling(body, model)
     seed = sampling.seed if sampling.seed is not None else secrets.randbits(63)
@@ -317,7 +328,8 @@ def _request(
         for _ in range(num_each):
             # By its index among all answers: two that begin with the same prompt differ, too.
             own = replace(sampling, seed=derived_seed(seed, len(choices)))
-            choices.append(ChoiceRequest(prompt, room, own, echo))
+            tells_prompt = bool(body.get("echo")) and num_logprobs is not None
+            choices.append(ChoiceRequest(prompt, room, own, echo, tells_prompt))
     stop = body.get("stop") or ()
     return CompletionRequest(
         choices=tuple(choices),
@@ -326,6 +338,8 @@ def _request(
         num_logprobs=num_logprobs,
         ignore_eos=bool(body.get("ignore_eos")),
         stream=bool(body.get("stream")),
+        num_each=num_each,
+        num_kept=num_kept if num_each > num_kept else None,
         include_usage=bool((body.get("stream_options") or {}).get("include_usage")),
     )
 
@@ -351,7 +365,7 @@ def check_length(
 
 def _room(prompt: Sequence[int], model: LoadedModel, param: str, max_tokens: float | None) -> int:
     """How many tokens may be generated after `prompt`."""
-    check_length(prompt, model, param)
+    check_length(prompt, model, param, num_new=0 if max_tokens == 0 else 1)
     free = model.max_seq_len - len(prompt)
     if max_tokens is not None and max_tokens > free:
         raise APIError(

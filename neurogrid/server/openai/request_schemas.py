@@ -220,8 +220,21 @@ COMPLETION_REQUEST: Schema = {
                 {"type": "array", "items": _TOKEN_IDS, "minItems": 1, "maxItems": MAX_CHOICES},
             ],
         },
-        "max_tokens": {**_COUNT, "description": "New tokens at most; 16 if left out."},
-        "echo": {**_FLAG, "description": "Begin with the prompt."},
+        "max_tokens": {
+            **_COUNT,
+            "minimum": 0,
+            "description": "New tokens at most; 16 if left out. 0 with echo, for the prompt alone.",
+        },
+        "echo": {
+            **_FLAG,
+            "description": "Begin with the prompt; with logprobs, its tokens have theirs, too.",
+        },
+        "best_of": {
+            "type": ["integer", "null"],
+            "minimum": 1,
+            "maximum": MAX_CHOICES,
+            "description": "Generate so many, and give the n with the highest log probability per token.",
+        },
         "logprobs": {"type": ["integer", "null"], "minimum": 0, "maximum": MAX_TOP_LOGPROBS},
     },
 }

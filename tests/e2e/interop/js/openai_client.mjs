@@ -18,6 +18,11 @@ for await (const event of await client.chat.completions.create({ ...request, str
   streamed += event.choices[0]?.delta?.content ?? ''
 }
 
+const response = await client.responses.create({
+  model, input: prompt, temperature: 0, max_output_tokens: 12
+})
+const embedded = await client.embeddings.create({ model, input: prompt })
+
 let refused
 try {
   await client.chat.completions.create({ ...request, temperature: 9 })
@@ -30,5 +35,7 @@ console.log(JSON.stringify({
   whole: whole.choices[0].message.content,
   streamed,
   usage: whole.usage.completion_tokens,
+  response: response.output_text,
+  dimensions: embedded.data[0].embedding.length,
   refused
 }))
