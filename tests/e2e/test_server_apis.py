@@ -174,7 +174,7 @@ def test_embeddings(asks: openai.OpenAI, client: ollama.Client) -> None:
         asks.embeddings.create(model=MODEL, input="word " * 2000)
     with pytest.raises(openai.UnprocessableEntityError):
         asks.embeddings.create(model=MODEL, input=[[4096]])
-    with pytest.raises(openai.BadRequestError, match="192 dimensions"):
+    with pytest.raises(openai.UnprocessableEntityError, match="192 dimensions"):
         asks.embeddings.create(model=MODEL, input=PROMPT, dimensions=193)
 
 

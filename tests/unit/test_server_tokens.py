@@ -53,8 +53,8 @@ def test_a_conversation_by_its_template(model: LoadedModel) -> None:
 @pytest.mark.parametrize(
     ("path", "body", "status", "param"),
     [
-        ("/tokenize", {}, 400, "prompt"),
-        ("/tokenize", {"prompt": "A", "messages": [message("A")]}, 400, "prompt"),
+        ("/tokenize", {}, 422, "prompt"),
+        ("/tokenize", {"prompt": "A", "messages": [message("A")]}, 422, "prompt"),
         ("/tokenize", {"prompt": "A", "model": "other"}, 404, "model"),
         ("/tokenize", {"prompt": 3}, 400, "prompt"),
         ("/tokenize", {"messages": [message("A", "tool")]}, 400, "messages[0].role"),

@@ -94,7 +94,7 @@ async def embed_texts(
         dimensions, adapter: as for `Coordinator.embed`.
 
     Raises:
-        APIError: 400 or 422; they cannot be.
+        APIError: 400 or 422, with the field.
         NeuroGridError: computing failed.
     """
     model = coordinator.model
@@ -105,14 +105,14 @@ async def embed_texts(
     size = model.ends.hidden_size
     if dimensions is not None and dimensions > size:
         raise APIError(
-            400,
+            422,
             f"embeddings of this model have {size} dimensions, and not {int(dimensions)}",
             param="dimensions",
             code="invalid_value",
         )
     if len(texts) * size > MAX_VALUES:
         raise APIError(
-            400,
+            422,
             f"one answer holds {MAX_VALUES // size} embeddings of this model; ask for fewer at once",
             param=param,
             code="invalid_value",

@@ -46,7 +46,12 @@ async def _tokenize(body: Mapping[str, Any], coordinator: Coordinator) -> Respon
     check(body, TOKENIZE_REQUEST)
     read_model_name(model, coordinator.adapters.names, body.get("model"))
     if is_chat == (body.get("prompt") is not None):
-        raise APIError(400, "one of prompt and messages is needed, and not both", param="prompt")
+        raise APIError(
+            422,
+            "one of prompt and messages is needed, and not both",
+            param="prompt",
+            code="invalid_value",
+        )
     if is_chat:
         if body.get("add_special_tokens"):
             raise APIError(
