@@ -99,6 +99,8 @@ class Coordinator(Blocking[AsyncCoordinator]):
     complete = twin(AsyncCoordinator.complete)
     generate = iterating_twin(AsyncCoordinator.generate)
     generate_tokens = iterating_twin(AsyncCoordinator.generate_tokens)
+    read_prompt = twin(AsyncCoordinator.read_prompt)
+    embed = twin(AsyncCoordinator.embed)
 
 
 class Worker(Blocking[AsyncWorker]):

@@ -177,10 +177,14 @@ def test_all_that_guards_the_others_guards_these(model: LoadedModel) -> None:
         headers = [("authorization", "Bearer key")]
         unknown = run(partial(ask, app, "POST", "/api/pull", json_body={}, headers=headers))
         assert (unknown.status, "/api/chat" in unknown.json["error"]) == (404, True)
+        # JSON that does not say so: of programs, and not of pages.
         plain = [*headers, ("content-type", "text/plain")]
-        assert (
-            run(partial(ask, app, "POST", "/api/chat", parts=[b"{}"], headers=plain)).status == 415
-        )
+        body = [b'{"model": "embedded"}']
+        assert run(partial(ask, app, "POST", "/api/chat", parts=body, headers=plain)).status == 200
+        for more in (("origin", "null"), ("sec-fetch-site", "same-origin")):
+            page = [*plain, more]
+            refused = run(partial(ask, app, "POST", "/api/chat", parts=body, headers=page))
+            assert refused.status == 415
 
 
 def test_the_document_names_every_route() -> None:

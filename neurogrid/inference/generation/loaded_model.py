@@ -231,10 +231,11 @@ class LoadedModel(ModelSource):
         if not token_ids:
             raise ConfigurationError("the prompt is empty, and this tokenizer adds no first token")
         if len(token_ids) + num_new > self.max_seq_len:
-            too_long = " and leaves no room for an answer" if num_new else ""
+            bound = f"sessions have at most {self.max_seq_len} (--max-seq-len, or the model's own bound)"
+            if not num_new:
+                raise ConfigurationError(f"the prompt has {len(token_ids)} tokens: {bound}")
             raise ConfigurationError(
-                f"the prompt has {len(token_ids)} tokens{too_long}: sessions "
-                f"have at most {self.max_seq_len} (--max-seq-len, or the model's own bound)"
+                f"the prompt has {len(token_ids)} tokens and leaves no room for an answer: {bound}"
             )
         if not 0 <= min(token_ids) <= max(token_ids) < self.ends.vocab_size:
             raise ConfigurationError(

@@ -8,6 +8,9 @@ machine, since a name that its owner points at 127.0.0.1 makes any site the same
 A request whose answer nobody may read still costs what it asks for. Browsers say where a request comes from
 (Sec-Fetch-Site): where no key is needed, one of another site is refused, unless somebody followed a link to the page.
 Source: https://www.w3.org/TR/fetch-metadata/
+
+Programs that speak to Ollama often send JSON and do not say so. Below `/api/` that is taken of a client that is no
+browser: those name the origin of every POST.
 """
 
 from __future__ import annotations
@@ -16,14 +19,14 @@ import hashlib
 import hmac
 import ipaddress
 import socket
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from starlette.routing import BaseRoute, Match
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from neurogrid.server.errors import APIError
+from neurogrid.server.errors import OLLAMA_PREFIX, APIError
 
 __all__ = ["KEEP_PLACE", "Access", "Guard"]
 
@@ -90,7 +93,9 @@ class Guard:
             self._check_site(headers, is_open=is_open)
         elif not is_open:
             self._check_key(headers.get(b"authorization", b""))
-        if scope["method"] in _METHODS_WITH_BODY and (is_open or _is_taken(scope, self._routes)):
+        has_body = scope["method"] in _METHODS_WITH_BODY
+        may_say_nothing = scope["path"].startswith(OLLAMA_PREFIX) and not _is_browser(headers)
+        if has_body and not may_say_nothing and (is_open or _is_taken(scope, self._routes)):
             _check_content_type(headers.get(b"content-type", b""))
         keep_place = scope.get("state", {}).get(KEEP_PLACE)
         if keep_place is not None and not is_open:
@@ -140,6 +145,13 @@ class Guard:
 def _is_taken(scope: Scope, routes: Sequence[BaseRoute]) -> bool:
     """Whether one of `routes` takes this path and this method."""
     return any(route.matches(scope)[0] is Match.FULL for route in routes)
+
+
+def _is_browser(headers: Mapping[bytes, bytes]) -> bool:
+    """Whether a request with a body may be a browser's. Source: https://fetch.spec.whatwg.org/#origin-header"""
+    return any(
+        name in headers for name in (b"origin", b"sec-fetch-site", b"sec-fetch-mode", b"referer")
+    )
 
 
 def _check_content_type(value: bytes) -> None:
