@@ -7,9 +7,11 @@ async with open_coordinator(CoordinatorSettings(model=path, local_workers=2)) as
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 
+import torch
 import trio
 
 from neurogrid.assembly.coordinator_settings import CoordinatorSettings
@@ -25,8 +27,11 @@ from neurogrid.inference.generation.loaded_model import LoadedModel
 from neurogrid.inference.pipeline.routing import Routing
 from neurogrid.inference.pipeline.selection import Selector
 from neurogrid.inference.pipeline.slow_watch import SlowWatch
+from neurogrid.inference.speculation.speculation import Speculation
 
 __all__ = ["open_coordinator"]
+
+logger = logging.getLogger(__name__)
 
 
 @asynccontextmanager
@@ -81,6 +86,7 @@ async def open_coordinator(
         watch = SlowWatch(fleet, progress)
         nursery.start_soon(watch.run)
         routing = Routing(protocol, settings.routing, wire_dtype=settings.wire_dtype, watch=watch)
+        speculation = _speculation(settings, model, routing, progress)
         yield Coordinator(
             protocol,
             model,
@@ -93,4 +99,27 @@ async def open_coordinator(
             patience=settings.patience,
             board=board,
             progress=progress,
+            speculation=speculation,
         )
+
+
+def _speculation(
+    settings: CoordinatorSettings, model: LoadedModel, routing: Routing, progress: Progress
+) -> Speculation | None:
+    """What tokens are proposed by; None for nothing, which is said with the reason."""
+    if settings.speculate == "off":
+        progress.speculation_settled("off")
+        return None
+    if model.why_no_speculation is not None:
+        asked = settings.speculate != "auto"
+        logger.log(
+            logging.WARNING if asked else logging.INFO,
+            "no speculation: %s",
+            model.why_no_speculation,
+        )
+        progress.speculation_settled(f"none: {model.why_no_speculation}")
+        return None
+    progress.speculation_settled("prompt lookup")
+    # In float32 rows differ by rounding, which is as much as any batch is allowed to do.
+    is_rounded = model.dtype is not torch.float32 or routing.wire not in ("", "F32")
+    return Speculation(needs_same_bits=settings.speculate == "auto" and is_rounded)

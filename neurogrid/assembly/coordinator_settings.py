@@ -10,6 +10,7 @@ from neurogrid.assembly.plan_request import LocalLayers
 from neurogrid.fleet.remote_worker import Timeouts
 from neurogrid.inference.generation.cache_room import MAX_WAITING_SESSIONS
 from neurogrid.inference.pipeline.routing import RoutingMode
+from neurogrid.inference.speculation.speculation import SpeculationMode
 from neurogrid.node.cache_directory import CacheSettings
 from neurogrid.node.discovery import FindingSettings
 from neurogrid.node.reach_settings import ReachSettings
@@ -60,6 +61,9 @@ class CoordinatorSettings:
         timeouts: deadlines towards workers.
         patience: seconds that a generation waits for a way around a worker that failed, or for one that has no room.
         with_replicas: workers that are left over get layers too, to stand by.
+        speculate: whether tokens are proposed, by what followed the last ones earlier in the text, and several looked
+            at in a pass: `auto`, where that changes no bit of what is computed but by rounding in float32; `lookup`,
+            wherever the model can take tokens back; `off`.
         prefix_reuse: finished sessions stay open for a while, for those that begin with the same tokens.
         protocol_versions: protocol ids to speak; None for all.
     """
@@ -95,5 +99,6 @@ class CoordinatorSettings:
     timeouts: Timeouts = field(default_factory=Timeouts)
     patience: float = 120.0
     with_replicas: bool = True
+    speculate: SpeculationMode = "auto"
     prefix_reuse: bool = True
     protocol_versions: tuple[str, ...] | None = None

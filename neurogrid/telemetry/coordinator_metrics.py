@@ -65,6 +65,12 @@ PROMPT_TOKENS: Final = MetricSpec(
 NEW_TOKENS: Final = MetricSpec(
     "neurogrid_generated_tokens_total", "counter", "Tokens that were generated."
 )
+PROPOSED: Final = MetricSpec(
+    "neurogrid_proposed_tokens_total",
+    "counter",
+    "Tokens that were proposed before the model chose: `accepted`, it chose them; `rejected`.",
+    ("outcome",),
+)
 CACHE_RESERVED: Final = MetricSpec(
     "neurogrid_kv_cache_reserved_bytes",
     "gauge",
@@ -136,7 +142,7 @@ WORKER_LATENCY: Final = MetricSpec(
 
 COORDINATOR_METRICS: Final = (
     *(REQUESTS, RUNNING, WAITING, QUEUE, FIRST_TOKEN, BETWEEN_TOKENS, DURATION),
-    *(PROMPT_TOKENS, NEW_TOKENS, CACHE_RESERVED, CACHE_LIMIT),
+    *(PROMPT_TOKENS, NEW_TOKENS, PROPOSED, CACHE_RESERVED, CACHE_LIMIT),
     *(FAILURES, RECOVERY, MENDING, PLANS, PLANNING, WEIGHTS),
     *(WORKERS, JOINED, LOST, LAYERS, LAYERS_READY),
     *(WORKER_LAYERS, WORKER_SESSIONS, WORKER_FREE, WORKER_LATENCY),
@@ -200,6 +206,9 @@ class CoordinatorMetrics:
         reading.add_histogram(DURATION, generations.duration)
         reading.add(PROMPT_TOKENS, generations.num_prompt_tokens)
         reading.add(NEW_TOKENS, generations.num_tokens)
+        num_rejected = generations.num_proposed - generations.num_accepted
+        outcomes = {"accepted": generations.num_accepted, "rejected": num_rejected}
+        reading.add_all(PROPOSED, outcomes)
         reading.add_all(FAILURES, generations.failures)
         reading.add_histogram(RECOVERY, generations.recovery)
 

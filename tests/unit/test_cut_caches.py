@@ -84,6 +84,45 @@ def test_going_on_from_a_prefix_is_going_on_from_its_tokens(family: str) -> None
     run.expect(copied)
 
 
+@pytest.mark.parametrize("family", [name for name in FAMILIES if name not in TAKE_NO_CHUNKS])
+def test_it_goes_back_within_its_last_forward(family: str) -> None:
+    """However long it is, where no state has one size: windows keep what left them for that long."""
+    run = Run(family)
+    cache = run.cache(3, 1, 4)
+    if not cache.can_go_back:
+        assert family in CANNOT_GO_BACK
+        with pytest.raises(ValueError, match="cannot go back"):
+            cache.go_back(6)
+        return
+    cache.go_back(6)
+    run.expect(cache)
+    for few in (9, 6):
+        run.feed(cache, [few])
+        assert cache.can_be_cut(cache.length - few + 1)
+        with pytest.raises(ValueError, match="cannot go back"):
+            cache.go_back(cache.length - few)
+        copied = cache.copy(cache.length - few + 2)
+        cache.go_back(cache.length - few + 2)
+        run.expect(copied)
+        run.expect(cache)
+        run.feed(cache, [1])
+    with pytest.raises(ValueError, match="cannot go back"):
+        cache.go_back(cache.length - 1)
+    run.expect(cache)
+
+
+def test_what_goes_back_leaves_its_states_where_they_are() -> None:
+    run = Run("llama")
+    cache = run.cache(8, 1, 4)
+    before = cache.layers[0].keys.data_ptr()  # type: ignore[union-attr]
+    cache.go_back(10)
+    run.feed(cache, [5])
+    cache.go_back(12)
+    run.feed(cache, [1])
+    assert cache.layers[0].keys.data_ptr() == before  # type: ignore[union-attr]
+    run.expect(cache)
+
+
 @pytest.mark.parametrize("family", ["llama", "lfm2"])
 def test_it_leaves_a_running_batch_to_be_copied(family: str) -> None:
     """The session whose cache is copied goes on in its batch, and the others notice nothing."""

@@ -13,6 +13,7 @@ from neurogrid.fleet.remote_worker import Timeouts
 from neurogrid.inference.pipeline.pipeline_stage import PipelineStage
 from neurogrid.inference.pipeline.routing import Routing
 from neurogrid.inference.pipeline.session import PipelineSession, open_session
+from neurogrid.inference.pipeline.session_worker import Opened
 from neurogrid.p2p.hosts.identity import Identity
 from neurogrid.p2p.wire import SessionOpen
 from neurogrid.planner import PlannedStage
@@ -30,11 +31,11 @@ class Worker:
         self._seconds = seconds
         self.num_open = 0
 
-    async def open_session(self, wanted: SessionOpen) -> int:
+    async def open_session(self, wanted: SessionOpen) -> Opened:
         self.num_open += 1
         if wanted.route:
             await trio.sleep(self._seconds)
-        return 0
+        return Opened()
 
     async def close_session(self, session_id: int) -> None:
         self.num_open -= 1

@@ -15,6 +15,7 @@ from neurogrid.errors import NoRouteError, PeerRefusedError, StreamBrokenError
 from neurogrid.fleet.step_times import StepTimes
 from neurogrid.inference.board.progress import Progress
 from neurogrid.inference.pipeline.pipeline_stage import PipelineStage
+from neurogrid.inference.pipeline.session_worker import Reached
 from neurogrid.inference.pipeline.slow_watch import (
     FACTOR_IF_THERE,
     FLOOR,
@@ -36,12 +37,12 @@ class Worker:
     def __init__(self, answer: int | Exception | None) -> None:
         self.answer = answer
 
-    async def session_length(self, session_id: int) -> int:
+    async def session_reached(self, session_id: int) -> Reached:
         if self.answer is None:
             await trio.sleep_forever()
         if isinstance(self.answer, Exception):
             raise self.answer
-        return cast(int, self.answer)
+        return Reached(cast(int, self.answer))
 
 
 class Others:
@@ -66,7 +67,7 @@ def stages(*answers: int | Exception | None, usual: float | None = USUAL) -> lis
     for number, answer in enumerate(answers):
         stage = PlannedStage(str(number), 2 * number, 2 * number + 2, 10)
         worker: Any = SimpleNamespace(
-            peer_id=str(number), session_length=Worker(answer).session_length
+            peer_id=str(number), session_reached=Worker(answer).session_reached
         )
         times = StepTimes()
         for _ in range(20):
@@ -214,7 +215,7 @@ def test_who_keeps_a_step_waiting_is_named_also_where_nobody_else_is_ready() -> 
 def test_a_slow_worker_is_quick_again_when_it_answers() -> None:
     (item,) = chain = stages(None)
     worker = Worker(None)
-    item.worker.session_length = worker.session_length  # type: ignore[method-assign]
+    item.worker.session_reached = worker.session_reached  # type: ignore[method-assign]
     others = Others(are_there=True)
 
     async def scene(watch: SlowWatch) -> None:

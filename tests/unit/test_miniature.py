@@ -91,6 +91,8 @@ def test_families_that_split_are_served(name: str) -> None:
     assert ("off by" in traits.rows_refused) == (name in ONE_AFTER_ANOTHER)
     assert traits.takes_chunks == (name not in TAKE_NO_CHUNKS)
     assert traits.takes_chunks or not traits.same_bits
+    can_go_back = StageCache(SERVED[name]).can_go_back
+    assert traits.rolls_back == (traits.takes_chunks and can_go_back)
 
 
 @pytest.mark.parametrize("name", REFUSED)

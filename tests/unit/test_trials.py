@@ -21,6 +21,7 @@ from neurogrid.inference.board.progress import Progress
 from neurogrid.inference.pipeline import session_trials
 from neurogrid.inference.pipeline.chain import AskedAlone
 from neurogrid.inference.pipeline.session_trials import TRIAL_TIMEOUT, SessionTrials
+from neurogrid.inference.pipeline.session_worker import Opened
 from neurogrid.p2p.wire import SessionOpen
 from neurogrid.planner import LayerSize, ModelSize, PeerSpeed
 
@@ -83,12 +84,12 @@ class FakeWorker(AskedAlone):
         self.refuses = False
         self.num_opened = self.num_open = 0
 
-    async def open_session(self, wanted: SessionOpen) -> int:
+    async def open_session(self, wanted: SessionOpen) -> Opened:
         if self.refuses:
             raise PeerRefusedError("refused", code=12, text="full")
         self.num_opened += 1
         self.num_open += 1
-        return 0
+        return Opened()
 
     async def close_session(self, session_id: int) -> None:
         await trio.sleep(0)

@@ -18,6 +18,7 @@ from neurogrid.assembly.worker import Worker
 from neurogrid.errors import PeerRefusedError
 from neurogrid.fleet.remote_worker import Timeouts
 from neurogrid.inference.pipeline.remote_v11 import RemoteWorkerV11
+from neurogrid.inference.pipeline.session_worker import Opened
 from neurogrid.model.adapters.layer_adapter import Matrices, layer_adapter_blob
 from neurogrid.model.files.blob import LayerBlob
 from neurogrid.model.files.checkpoint import Checkpoint as CheckpointFiles
@@ -323,7 +324,7 @@ async def test_a_worker_that_knows_of_none_is_never_taken_at_its_word() -> None:
                 asking = Protocol(other, role="coordinator")
                 await other.connect(host.addresses[0])
                 worker = RemoteWorkerV11(asking, host.peer_id, Timeouts())
-                assert await worker.open_session(SessionOpen(1, 0, 1, 9)) == 0
+                assert await worker.open_session(SessionOpen(1, 0, 1, 9)) == Opened()
                 with pytest.raises(PeerRefusedError, match="does not know of adapters") as refused:
                     await worker.open_session(SessionOpen(2, 0, 1, 9, adapter=bytes([1] * 32)))
                 assert refused.value.code == ErrorCode.NOT_SUPPORTED

@@ -523,6 +523,7 @@ def _settings(options: argparse.Namespace, where: Listening, trust: Trust) -> Co
         max_sessions=options.max_sessions or (SERVING_SESSIONS if serves else 1),
         max_waiting=options.max_queue,
         prefix_reuse=options.prefix_reuse,
+        speculate=options.speculate,
         peer_memory_bytes=int(options.peer_vram_gb * GIB),
         dtype=options.dtype,
         quantize=options.quantize,

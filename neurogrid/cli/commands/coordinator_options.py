@@ -89,6 +89,14 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
         help="compute every prompt whole; otherwise what it shares with a finished session is not computed again, "
         "and the time to the first token tells whether somebody asked the same before",
     )
+    model.add_argument(
+        "--speculate",
+        choices=("auto", "lookup", "off"),
+        default="auto",
+        help="propose tokens by what followed the last ones earlier in the text, and have the model look at several "
+        "in a pass: text that is edited or quoted comes faster, and no token is another. lookup: also where a tie in "
+        "half precision could fall otherwise; off: never (default %(default)s)",
+    )
 
 
 def add_worker_options(parser: argparse.ArgumentParser) -> None:

@@ -61,6 +61,8 @@ class _Generation:
     last: float = 0.0
     num_tokens: int = 0
     num_reroutes: int = 0
+    num_proposed: int = 0
+    num_accepted: int = 0
     reason: str = "closed"
     is_over: bool = False
     error: str = ""
@@ -73,6 +75,8 @@ class GenerationLog:
         outcomes: generations that are over, by `OUTCOMES`: the model ended it, there was no place for more, its
             reader wanted no more, an error.
         num_prompt_tokens, num_tokens: of all of them, also of those that go on.
+        num_proposed, num_accepted: tokens that were proposed, and those of them that were accepted, of all.
+        speculation: what tokens are proposed by, or why none are, in words.
         queue: seconds for which they waited for room.
         first_token: seconds from when each was asked for to its first token.
         between_tokens: seconds from each token to the next.
@@ -89,6 +93,9 @@ class GenerationLog:
         self.outcomes: Counter[str] = Counter(dict.fromkeys(OUTCOMES, 0))
         self.num_prompt_tokens = 0
         self.num_tokens = 0
+        self.num_proposed = 0
+        self.num_accepted = 0
+        self.speculation = ""
         self.queue = Histogram(WAIT_SECONDS)
         self.first_token = Histogram(WAIT_SECONDS)
         self.between_tokens = Histogram(WAIT_SECONDS)
@@ -105,6 +112,12 @@ class GenerationLog:
     def num_waiting(self) -> int:
         """The number of generations that wait for room."""
         return len(self._open) - self.num_running
+
+    @property
+    def tokens_per_pass(self) -> float | None:
+        """New tokens for each pass that gave some: one, and those that were accepted with it."""
+        passes = self.num_tokens - self.num_accepted
+        return self.num_tokens / passes if passes > 0 else None
 
     @property
     def num_ended(self) -> int:
@@ -135,6 +148,14 @@ class GenerationLog:
         self.num_tokens += 1
         self._tokens.add(now)
         self._seconds.add(now)
+
+    def proposed(self, number: int, num_proposed: int, num_accepted: int) -> None:
+        """A pass had so many proposed tokens in it."""
+        generation = self._open[number]
+        generation.num_proposed += num_proposed
+        generation.num_accepted += num_accepted
+        self.num_proposed += num_proposed
+        self.num_accepted += num_accepted
 
     def failed(self, error: NoRouteError) -> None:
         """A worker failed a step."""
@@ -184,6 +205,8 @@ def _status(generation: _Generation) -> GenerationStatus:
         time_to_first_token=None if first is None else first - generation.queued,
         tokens_per_second=spent,
         num_reroutes=generation.num_reroutes,
+        num_proposed=generation.num_proposed,
+        num_accepted=generation.num_accepted,
         is_over=generation.is_over,
         error=generation.error,
     )

@@ -25,6 +25,12 @@ class Progress(FleetProgress):
     def token_generated(self, number: int) -> None:
         """One more token of a generation is there."""
 
+    def tokens_proposed(self, number: int, num_proposed: int, num_accepted: int) -> None:
+        """A pass of a generation had proposed tokens in it, of which so many were accepted."""
+
+    def speculation_settled(self, how: str) -> None:
+        """What tokens are proposed by, or why none are, in words."""
+
     def step_failed(self, number: int, error: NoRouteError) -> None:
         """A worker failed a step of a generation; whether others take over is told later."""
 

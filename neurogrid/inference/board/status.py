@@ -25,6 +25,7 @@ class GenerationStatus:
         time_to_first_token: seconds since it was asked for; None while there is none.
         tokens_per_second: after the first; None before there are two.
         num_reroutes: how often others took over from a worker that failed it.
+        num_proposed, num_accepted: tokens that were proposed, and those of them that were what the model chose.
         error: why it failed; empty if it did not.
     """
 
@@ -36,6 +37,8 @@ class GenerationStatus:
     time_to_first_token: float | None
     tokens_per_second: float | None
     num_reroutes: int
+    num_proposed: int
+    num_accepted: int
     is_over: bool
     error: str
 
@@ -51,6 +54,9 @@ class ClusterStatus(FleetStatus):
         tokens_per_second: over the last seconds.
         tokens_history: tokens a second in each of the last seconds, oldest first.
         requests: generations that are not over, and the last that are; oldest first.
+        speculation: what tokens are proposed by, or why none are, in words.
+        num_proposed, num_accepted: tokens that were proposed in all, and those of them that were what the model chose.
+        tokens_per_pass: new tokens for each pass that gave some; None before the first.
     """
 
     num_running: int
@@ -61,6 +67,10 @@ class ClusterStatus(FleetStatus):
     tokens_per_second: float
     tokens_history: tuple[float, ...]
     requests: tuple[GenerationStatus, ...]
+    speculation: str
+    num_proposed: int
+    num_accepted: int
+    tokens_per_pass: float | None
 
     def to_json(self) -> dict[str, Json]:
         """The same as JSON has it: see `to_json`."""

@@ -48,6 +48,12 @@ class StatusBoard(FleetBoard, Progress):
     def token_generated(self, number: int) -> None:
         self.generations.token(self._clock(), number)
 
+    def tokens_proposed(self, number: int, num_proposed: int, num_accepted: int) -> None:
+        self.generations.proposed(number, num_proposed, num_accepted)
+
+    def speculation_settled(self, how: str) -> None:
+        self.generations.speculation = how
+
     def step_failed(self, number: int, error: NoRouteError) -> None:
         self.generations.failed(error)
 
@@ -83,4 +89,8 @@ class StatusBoard(FleetBoard, Progress):
             tokens_per_second=generations.tokens_per_second(now),
             tokens_history=generations.history(now),
             requests=generations.shown(),
+            speculation=generations.speculation,
+            num_proposed=generations.num_proposed,
+            num_accepted=generations.num_accepted,
+            tokens_per_pass=generations.tokens_per_pass,
         )

@@ -7,6 +7,7 @@ T = tokens, D = hidden size, V = vocabulary.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing, contextmanager
@@ -40,6 +41,7 @@ from neurogrid.inference.generation.text_generation import TextGeneration
 from neurogrid.inference.generation.token_session import TokenSession
 from neurogrid.inference.pipeline.routing import Routing
 from neurogrid.inference.pipeline.selection import Selector
+from neurogrid.inference.speculation.speculation import Proposer, Speculation
 from neurogrid.model.adapters import AdapterSource
 from neurogrid.model.grammars import Grammar
 from neurogrid.p2p.exchange.counters import TrafficCounters
@@ -49,6 +51,8 @@ from neurogrid.p2p.streams.tracing import past_span
 from neurogrid.planner import PlannedStage
 
 __all__ = ["Coordinator"]
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +89,7 @@ class Coordinator(TextGeneration):
         patience: float,
         board: StatusBoard,
         progress: Progress | None = None,
+        speculation: Speculation | None = None,
     ) -> None:
         self.model = model
         self.fleet = fleet
@@ -97,6 +102,8 @@ class Coordinator(TextGeneration):
         self._patience = patience
         self._board = board
         self._progress = progress or Progress()
+        self._speculation = speculation
+        self._said: set[str] = set()  # why there was no speculation
         self._numbers = count(1)
 
     @property
@@ -215,14 +222,20 @@ class Coordinator(TextGeneration):
             grammar=None if grammar is None else grammar.begin(),
         )
         tokens = list(token_ids)
+        num_chosen = 0
+        proposer = None
+        if self._speculation is not None:
+            proposer = await self._speculation.proposer(token_ids)
 
         def choose(logits_V: torch.Tensor) -> Chosen[_Sampled]:
+            nonlocal num_chosen
             started = time.time_ns()
             token_id = sampler.sample(logits_V)
             logprobs = None
             if num_logprobs is not None:
                 logprobs = token_logprobs(logits_V, token_id, num_top=num_logprobs)
-            is_last = token_id in ends or len(tokens) + 1 >= max_length
+            num_chosen += 1
+            is_last = token_id in ends or len(token_ids) + num_chosen >= max_length
             sampled = _Sampled(token_id, logprobs, started, time.time_ns())
             return Chosen(sampled, None if is_last else token_id)
 
@@ -252,24 +265,61 @@ class Coordinator(TextGeneration):
                         if reader is not None and len(tokens) == len(token_ids):
                             session.read_prompt(reader)
                         while len(tokens) < stop:
+                            proposed: Sequence[int] = ()
+                            if proposer is not None and len(new_tokens) == 1:
+                                proposed = self._proposed(proposer, session, stop - len(tokens) - 1)
                             with spans.step(len(tokens) - len(new_tokens), len(new_tokens)):
-                                sampled = await session.extend(new_tokens, choose)
-                                past_span("inference.sample", sampled.started, sampled.ended)
-                            token_id, logprobs = sampled.token_id, sampled.logprobs
-                            if token_id in ends:
-                                self._progress.generation_finished(number, "stop")
-                                spans.finished("stop")
-                                yield GeneratedToken(token_id, logprobs, "stop", session.num_reused)
-                                return
-                            tokens.append(token_id)
-                            new_tokens = [token_id]
-                            is_last = len(tokens) == max_length
-                            self._progress.token_generated(number)
-                            if is_last:
-                                self._progress.generation_finished(number, "length")
-                                spans.finished("length")
-                            reason: FinishReason | None = "length" if is_last else None
-                            yield GeneratedToken(token_id, logprobs, reason, session.num_reused)
+                                started = time.perf_counter()
+                                several = await session.extend(new_tokens, choose, proposed)
+                                seconds = time.perf_counter() - started
+                                for sampled in several:
+                                    past_span("inference.sample", sampled.started, sampled.ended)
+                            if proposer is not None and len(new_tokens) == 1:
+                                self._passed(number, proposer, proposed, len(several), seconds)
+                            for sampled in several:
+                                token_id, logprobs = sampled.token_id, sampled.logprobs
+                                if token_id in ends:
+                                    self._progress.generation_finished(number, "stop")
+                                    spans.finished("stop")
+                                    yield GeneratedToken(
+                                        token_id, logprobs, "stop", session.num_reused
+                                    )
+                                    return
+                                tokens.append(token_id)
+                                if proposer is not None:
+                                    proposer.add(token_id)
+                                is_last = len(tokens) == max_length
+                                self._progress.token_generated(number)
+                                if is_last:
+                                    self._progress.generation_finished(number, "length")
+                                    spans.finished("length")
+                                reason: FinishReason | None = "length" if is_last else None
+                                yield GeneratedToken(token_id, logprobs, reason, session.num_reused)
+                            new_tokens = tokens[-1:]
+
+    def _proposed(self, proposer: Proposer, session: TokenSession, room: int) -> Sequence[int]:
+        """The tokens to propose to a session; none where it takes none, which is said once for each reason."""
+        why_not = session.why_no_proposals
+        if why_not is None:
+            return proposer.propose(room, num_sessions=self._ends.num_active)
+        if why_not not in self._said:
+            self._said.add(why_not)
+            logger.info("no speculation: %s", why_not)
+            self._progress.speculation_settled(f"none: {why_not}")
+        return ()
+
+    def _passed(
+        self,
+        number: int,
+        proposer: Proposer,
+        proposed: Sequence[int],
+        num_chosen: int,
+        seconds: float,
+    ) -> None:
+        """A pass of one token, and what was proposed behind it, is over."""
+        proposer.took(1 + len(proposed), seconds, num_sessions=self._ends.num_active)
+        if proposed:
+            self._progress.tokens_proposed(number, len(proposed), num_chosen - 1)
 
     async def read_prompt(
         self, token_ids: Sequence[int], reader: PromptReader, *, adapter: str | None = None
@@ -355,6 +405,8 @@ class Coordinator(TextGeneration):
             replays=self.model.replays,
             max_piece=self.model.max_piece,
             adapter=adapter,
+            speculates=self._speculation is not None,
+            needs_same_bits=self._speculation is not None and self._speculation.needs_same_bits,
             on_failed=partial(self._progress.step_failed, number),
             on_rerouted=partial(self._progress.generation_rerouted, number),
         )

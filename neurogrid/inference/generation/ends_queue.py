@@ -69,14 +69,11 @@ class _Choice:
     position: int
     choose: Choose[Any]
     session: Hashable
+    proposed: Sequence[int] = ()
 
     @property
     def is_row(self) -> bool:
         return self.hidden.shape[1] == 1
-
-    @property
-    def next_position(self) -> int:
-        return self.position + self.hidden.shape[1]
 
 
 @dataclass(eq=False, slots=True)
@@ -90,11 +87,8 @@ class _Reading:
         return False
 
 
-_Job: TypeAlias = _Embedding | _Choice | _Reading
-
-
-# Of a choice: what it is, and the embedding of its token. Of a reading: nothing.
-_Result: TypeAlias = torch.Tensor | tuple[Chosen[Any], torch.Tensor | None] | bool
+# Of a choice: one, or one for each token that was proposed and chosen, and one more; and the embedding of the last.
+_Result: TypeAlias = torch.Tensor | tuple[Sequence[Chosen[Any]], torch.Tensor | None]
 
 
 class EndsQueue:
@@ -127,6 +121,11 @@ class EndsQueue:
             result = await self.batcher.submit(_Embedding(token_ids, position))
         assert isinstance(result, torch.Tensor)  # nothing is withdrawn here but by cancellation
         return result
+
+    @property
+    def num_active(self) -> int:
+        """Sessions that have come of late."""
+        return self._activity.num_active
 
     async def leave(self, session: Hashable, peer_ids: Sequence[str]) -> tuple[int, ...]:
         """Wait for the sessions that are to go through the stages together with this one, which has one token to send.
@@ -162,35 +161,52 @@ class EndsQueue:
         Returns:
             The choice, and the input of layer 0 for its token, [1, 1, D].
         """
-        job = _Choice(hidden_BTD, position, choose, session)
-        self._activity.came(session)
         if session in self._micro_batches:
             self._micro_batches.came_back(session)
+        chosen, ahead_BTD = await self._submit(_Choice(hidden_BTD, position, choose, session))
+        return chosen[0], ahead_BTD
+
+    async def choose_each(
+        self,
+        hidden_BTD: torch.Tensor,
+        *,
+        position: int,
+        proposed: Sequence[int],
+        choose: Choose[C],
+        session: Hashable,
+    ) -> tuple[Sequence[Chosen[C]], torch.Tensor | None]:
+        """Choose from the logits after each token of `hidden_BTD`, as long as the next one is what was chosen.
+
+        Args:
+            position, session: as of `choose`.
+            proposed: the tokens of `hidden_BTD` but for the first.
+            choose: is called for each in order, and sees the logits that it would see if the token were alone.
+
+        Returns:
+            The choices, one or more, and the input of layer 0 for the token of the last.
+        """
+        assert hidden_BTD.shape[1] == len(proposed) + 1
+        return await self._submit(_Choice(hidden_BTD, position, choose, session, proposed))
+
+    async def _submit(self, job: _Choice) -> tuple[Sequence[Chosen[Any]], torch.Tensor | None]:
+        self._activity.came(job.session)
         with span("inference.logits"):
             result = await self.batcher.submit(job)
         assert isinstance(result, tuple)
         return result
 
-    async def read(self, hidden_BTD: torch.Tensor, *, position: int, reader: PromptReader) -> None:
-        """Show a reader what left the last layer for tokens of its prompt, piece by piece: others go between them.
-
-        Args:
-            position: of the first token of `hidden_BTD`.
-        """
-        num_tokens = hidden_BTD.shape[1]
-        for start in range(0, num_tokens, reader.max_tokens):
-            piece_BTD = hidden_BTD[:, start : start + reader.max_tokens]
-            with span("inference.read"):
-                await self.batcher.submit(_Reading(piece_BTD, position + start, reader))
+    def go_alone(self, session: Hashable) -> None:
+        """Have no others wait for a session, which goes through the stages by itself this time."""
+        if session in self._micro_batches:
+            self._micro_batches.ended(session)
+            self._let_leave()
+            self.batcher.look_again()
 
     def forget(self, session: Hashable) -> None:
         """Wait no more for a session: it is over, or has to find another way."""
         self._activity.gone(session)
         self._gates.pop(session, None)
-        if session in self._micro_batches:
-            self._micro_batches.ended(session)
-            self._let_leave()
-            self.batcher.look_again()
+        self.go_alone(session)
 
     async def run(self) -> None:
         """Compute what comes, and let micro-batches leave in time; runs as long as the ends are served."""
@@ -218,7 +234,7 @@ class EndsQueue:
         together: dict[object, list[_Job]] = {}
         for job in waiting:
             key: object = job
-            if isinstance(job, _Choice) and job.session in self._micro_batches:
+            if isinstance(job, _Choice) and job.session in self._micro_batches and not job.proposed:
                 if not self._micro_batches.is_back(job.session):
                     continue
                 key = self._micro_batches.companions(job.session)
@@ -268,6 +284,11 @@ class EndsQueue:
         return self._ends.embed_rows(token_ids, positions=positions).chunk(len(token_ids))
 
     def _choose(self, jobs: Sequence[_Choice]) -> Sequence[_Result | Exception | None]:
+        if jobs[0].proposed:  # it is alone
+            try:
+                return [self._choose_each(jobs[0])]
+            except Exception as exc:  # noqa: BLE001  as below
+                return [exc]
         results: list[_Result | Exception | None] = []
         followed: list[int] = []
         for job, logits_V in zip(jobs, self._logits(jobs), strict=True):
@@ -278,10 +299,23 @@ class EndsQueue:
                 continue
             if chosen.token_id is not None:
                 followed.append(len(results))
-            results.append((chosen, None))
+            results.append(([chosen], None))
         if followed:
             self._follow(jobs, results, followed)
         return results
+
+    def _choose_each(self, job: _Choice) -> _Result:
+        """One row at a time, each as it is alone: so it has the same bits, and none is computed that is not used."""
+        chosen: list[Chosen[Any]] = []
+        for at, expected in enumerate([*job.proposed, None]):
+            hidden_B1D = job.hidden[:, at : at + 1].contiguous()
+            chosen.append(job.choose(self._ends.logits(hidden_B1D, position=job.position + at)))
+            if chosen[-1].token_id is None or chosen[-1].token_id != expected:
+                break
+        token_id = chosen[-1].token_id
+        if token_id is None:
+            return chosen, None
+        return chosen, self._ends.embed([token_id], position=job.position + len(chosen))
 
     def _follow(
         self,
@@ -290,15 +324,15 @@ class EndsQueue:
         followed: Sequence[int],
     ) -> None:
         """Embed the tokens that were chosen, all together."""
-        chosen = [result[0] for i in followed if isinstance(result := results[i], tuple)]
-        positions = [jobs[i].next_position for i in followed]
+        chosen = [result[0][0] for i in followed if isinstance(result := results[i], tuple)]
+        positions = [jobs[i].position + jobs[i].hidden.shape[1] for i in followed]
         token_ids = [each.token_id for each in chosen if each.token_id is not None]
         if len(followed) == 1:
             hidden = [self._ends.embed(token_ids, position=positions[0])]
         else:
             hidden = list(self._embed_rows(token_ids, positions))
         for i, each, hidden_BTD in zip(followed, chosen, hidden, strict=True):
-            results[i] = (each, hidden_BTD)
+            results[i] = ([each], hidden_BTD)
 
     def _logits(self, jobs: Sequence[_Choice]) -> Sequence[torch.Tensor]:
         if len(jobs) == 1:

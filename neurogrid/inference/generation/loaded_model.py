@@ -176,6 +176,17 @@ class LoadedModel(ModelSource):
         that do not say otherwise (`Selection.has_same_bits`)."""
         return self.dtype is not torch.float32
 
+    @property
+    def why_no_speculation(self) -> str | None:
+        """Why no tokens can be proposed to its sessions; None where they can."""
+        if not self.traits.takes_chunks:
+            return "this model takes no several tokens at once once a session has begun"
+        if not self.ends.can_go_back:
+            return "this model keeps states of one size (recurrent, or of a convolution), which cannot be taken back"
+        if not self.traits.rolls_back:
+            return "on a miniature of this model, tokens that were taken back left traces"
+        return None
+
     def size(
         self,
         *,

@@ -64,6 +64,8 @@ class TokenSession:
         max_piece: the most tokens that are sent in one piece; None where a session that has begun takes no several, as
             the model's check found, so that they cannot be cut.
         adapter: what is added to the layers; None for nothing.
+        speculates: tokens are going to be proposed, so that it has to be able to go back.
+        needs_same_bits: they are not, where a token may get other bits beside others.
         on_failed: told of each step that a member failed.
         on_rerouted: told when others have taken over from a member that failed: why, and after how many seconds.
 
@@ -86,6 +88,8 @@ class TokenSession:
         replays: bool,
         max_piece: int | None,
         adapter: AdapterSource | None = None,
+        speculates: bool = False,
+        needs_same_bits: bool = False,
         on_failed: Callable[[NoRouteError], None] = lambda error: None,
         on_rerouted: Callable[[str, float], None] = lambda reason, seconds: None,
     ) -> None:
@@ -100,6 +104,8 @@ class TokenSession:
         self._replays = replays
         self._max_piece = max_piece
         self._adapter = adapter
+        self._speculates = speculates
+        self._needs_same_bits = needs_same_bits
         self._on_failed = on_failed
         self._on_rerouted = on_rerouted
         self._max_length = max_length
@@ -137,11 +143,30 @@ class TokenSession:
         if self._kept.keep(pipeline, selection, self._tokens, self._calls, self._beginning):
             self._pipeline = None
 
-    async def extend(self, token_ids: Sequence[int], choose: Choose[C]) -> C:
+    @property
+    def why_no_proposals(self) -> str | None:
+        """Why tokens cannot be proposed to it as it is open now; None where they can, or it is not open."""
+        pipeline, selection = self._pipeline, self._selection
+        if pipeline is None or selection is None:
+            return None
+        if pipeline.takes_no_cuts:
+            return f"worker {min(pipeline.takes_no_cuts)} takes no token back: it is of an older version"
+        if self._needs_same_bits and not selection.has_same_bits:
+            return (
+                "a token may get other bits on its workers beside others than alone, and another be chosen in a tie "
+                "(--speculate lookup does not mind)"
+            )
+        return None
+
+    async def extend(
+        self, token_ids: Sequence[int], choose: Choose[C], proposed: Sequence[int] = ()
+    ) -> list[C]:
         """Append tokens; returns what `choose` makes of the logits after the last of them, [V].
 
         Args:
             choose: runs in the torch thread. The token that it gives is expected next: it is embedded at once.
+            proposed: tokens that are expected to follow one that goes on. Those that `choose` gives are appended, too,
+                and it is called for each of them: then several come back. If a member fails, none are.
 
         Raises:
             Exception: what `choose` raises.
@@ -161,11 +186,11 @@ class TokenSession:
                 with recovery_span(failure):
                     if self._pipeline is None:
                         await self._open(deadline)
-                    value = await self._catch_up(choose)
+                    values = await self._catch_up(choose, () if failure else proposed)
                 self._link_patience = math.inf
                 if failure is not None:
                     self._on_rerouted(str(failure), trio.current_time() - failed_at)
-                return value
+                return values
             except NoRouteError as exc:
                 self._ends.forget(self._number)
                 self._on_failed(exc)
@@ -263,9 +288,10 @@ class TokenSession:
                 prior=prior,
                 link_patience=self._link_patience,
                 adapter=self._adapter,
+                cuts=self._speculates,
             )
 
-    async def _catch_up(self, choose: Choose[C]) -> C:
+    async def _catch_up(self, choose: Choose[C], proposed: Sequence[int]) -> list[C]:
         """Send what the pipeline has not seen yet, and choose from the logits after the last token."""
         assert self._pipeline is not None
         calls = self._missing_calls(self._pipeline)
@@ -274,6 +300,8 @@ class TokenSession:
             reader.restart()  # what others had shown it before they failed
         if len(calls) == 1:
             start, stop = calls[0]
+            if proposed and start and stop - start == 1 and self.why_no_proposals is None:
+                return await self._look_at(self._pipeline, proposed, choose)
             hidden_BTD = await self._embed(start, stop)
             batch: tuple[int, ...] = ()
             if start and stop - start == 1:
@@ -294,7 +322,29 @@ class TokenSession:
         )
         if chosen.token_id is not None and ahead_BTD is not None:
             self._ahead = (len(self._tokens), chosen.token_id, ahead_BTD)
-        return chosen.value
+        return [chosen.value]
+
+    async def _look_at(
+        self, pipeline: PipelineSession, proposed: Sequence[int], choose: Choose[C]
+    ) -> list[C]:
+        """Send the last token and what is proposed to follow it in one pass, and keep what is chosen of that."""
+        self._ahead = None
+        self._ends.go_alone(self._number)
+        start = len(self._tokens) - 1
+        hidden_BTD = await self._ends.embed(
+            [self._tokens[start], *proposed], position=start, session=self._number
+        )
+        hidden_BTD = await pipeline.forward(hidden_BTD)
+        chosen, ahead_BTD = await self._ends.choose_each(
+            hidden_BTD, position=start, proposed=proposed, choose=choose, session=self._number
+        )
+        self._tokens += proposed[: len(chosen) - 1]
+        self._calls[-1] = len(chosen)
+        pipeline.go_back(len(self._tokens))
+        token_id = chosen[-1].token_id
+        if token_id is not None and ahead_BTD is not None:
+            self._ahead = (len(self._tokens), token_id, ahead_BTD)
+        return [each.value for each in chosen]
 
     async def _embed(self, start: int, stop: int) -> torch.Tensor:
         """Return the input of layer 0 for tokens start..stop-1; one may have been embedded when it was chosen."""

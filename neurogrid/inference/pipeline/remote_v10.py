@@ -12,7 +12,12 @@ import torch
 from neurogrid.errors import RemoteProtocolError
 from neurogrid.fleet.placing.delivery_v10 import DeliveryV10
 from neurogrid.inference.pipeline.chain import AskedAlone
-from neurogrid.inference.pipeline.session_worker import SessionWorker, without_adapters
+from neurogrid.inference.pipeline.session_worker import (
+    Opened,
+    Reached,
+    SessionWorker,
+    without_adapters,
+)
 from neurogrid.model.files.tensors import tensor_from_bytes, tensor_to_bytes
 from neurogrid.p2p.exchange.exchange import new_request_id
 from neurogrid.p2p.wire import ErrorCode, MessageType, SessionOpen, TensorMessage
@@ -23,15 +28,15 @@ __all__ = ["RemoteWorkerV10"]
 class RemoteWorkerV10(DeliveryV10, SessionWorker, AskedAlone):
     """See `SessionWorker`. A 1.0.0 peer has one cache a layer, so one session at a time."""
 
-    async def open_session(self, wanted: SessionOpen) -> int:
+    async def open_session(self, wanted: SessionOpen) -> Opened:
         """Nothing to do: position 0 begins the layer's cache anew."""
         if wanted.adapter:
             raise without_adapters(self.peer_id)
-        return 0
+        return Opened()
 
-    async def session_length(self, session_id: int) -> int:
+    async def session_reached(self, session_id: int) -> Reached:
         await self.held_layers(timeout=self.timeouts.describe)  # it is there, at least
-        return 0
+        return Reached()
 
     async def close_session(self, session_id: int) -> None:
         """Nothing to do: 1.0.0 has no sessions to close."""

@@ -6,7 +6,12 @@ Source: protocol_spec/sessions.md.
 from __future__ import annotations
 
 from neurogrid.fleet.placing.delivery_v11 import DeliveryV11
-from neurogrid.inference.pipeline.session_worker import SessionWorker, without_adapters
+from neurogrid.inference.pipeline.session_worker import (
+    Opened,
+    Reached,
+    SessionWorker,
+    without_adapters,
+)
 from neurogrid.p2p.wire import MessageType, SessionAck, SessionClose, SessionOpen, SessionQuery
 
 __all__ = ["RemoteWorkerV11"]
@@ -18,7 +23,7 @@ class RemoteWorkerV11(DeliveryV11, SessionWorker):
     takes_priors = True
     takes_chunks = True
 
-    async def open_session(self, wanted: SessionOpen) -> int:
+    async def open_session(self, wanted: SessionOpen) -> Opened:
         reply = await self._request(
             MessageType.SESSION_OPEN,
             wanted.encode(),
@@ -29,7 +34,7 @@ class RemoteWorkerV11(DeliveryV11, SessionWorker):
         ack = SessionAck.decode(reply.data)
         if wanted.adapter and not ack.adapter:
             raise without_adapters(self.peer_id)
-        return ack.length or 0
+        return Opened(ack.length or 0, ack.cuts)
 
     async def close_session(self, session_id: int) -> None:
         await self._request(
@@ -39,11 +44,12 @@ class RemoteWorkerV11(DeliveryV11, SessionWorker):
             timeout=self.timeouts.describe,
         )
 
-    async def session_length(self, session_id: int) -> int:
+    async def session_reached(self, session_id: int) -> Reached:
         reply = await self._request(
             MessageType.SESSION_QUERY,
             SessionQuery(session_id=session_id).encode(),
             MessageType.SESSION_ACK,
             timeout=self.timeouts.describe,
         )
-        return SessionAck.decode(reply.data).length or 0
+        ack = SessionAck.decode(reply.data)
+        return Reached(ack.length or 0, ack.last_position)

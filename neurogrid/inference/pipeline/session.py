@@ -54,6 +54,7 @@ class PipelineSession(trio.abc.AsyncResource):
         peer_ids: of the stages on it, in order.
         length: tokens that have gone through all stages.
         takes_chunks: whether all of the workers take several tokens at once also when the session has begun.
+        takes_no_cuts: the peer ids of workers on which it cannot go back; all of them where nobody asked.
     """
 
     def __init__(self, session_id: int, chains: Sequence[Chain], routing: Routing) -> None:
@@ -64,6 +65,7 @@ class PipelineSession(trio.abc.AsyncResource):
             item.worker.takes_chunks for chain in self.chains for item in chain.stages
         )
         self._routing = routing
+        self.takes_no_cuts = set(self.peer_ids)
         self.length = 0
 
     async def forward(self, hidden_BTD: torch.Tensor, batch: tuple[int, ...] = ()) -> torch.Tensor:
@@ -82,12 +84,16 @@ class PipelineSession(trio.abc.AsyncResource):
         self.length += hidden_BTD.shape[1]
         return hidden_BTD
 
-    async def prefill(
-        self,
-        chunks: Sequence[Bounds],
-        make_hidden: MakeHidden,
-        take_hidden: TakeHidden | None = None,
-    ) -> torch.Tensor:
+    def go_back(self, length: int) -> None:
+        """Go on behind the first `length` tokens, some of the last `forward` included.
+
+        The workers are told by where the next one begins.
+        """
+        assert not self.takes_no_cuts
+        assert length <= self.length
+        self.length = length
+
+    async def prefill(self, chunks: Sequence[Bounds], make_hidden: MakeHidden) -> torch.Tensor:
         """Extend the session by chunks, all stages at work; returns what leaves the last layer for the last one.
 
         Args, raises: see `prefill.Prefill`.
@@ -129,6 +135,7 @@ async def open_session(
     prior: Prior | None = None,
     link_patience: float = math.inf,
     adapter: AdapterSource | None = None,
+    cuts: bool = False,
 ) -> PipelineSession:
     """Open a session of at most `max_length` tokens on every stage, whose owner closes it.
 
@@ -139,6 +146,7 @@ async def open_session(
         link_patience: seconds that a worker may take to reach its successor before that link goes through here. With an
             adapter it is not looked at: the worker may have to fetch that, too.
         adapter: what is added to the layers for this session; None for nothing.
+        cuts: ask for a session that can go back.
 
     Raises:
         NoRouteError: a stage does not open it; names its layers and its peer.
@@ -150,7 +158,13 @@ async def open_session(
         try:
             # Each time a link less is left that may turn out to be cut.
             is_open = await _open(
-                session, routing, max_length, prior, math.inf if adapter else link_patience, adapter
+                session,
+                routing,
+                max_length,
+                prior,
+                math.inf if adapter else link_patience,
+                adapter,
+                cuts,
             )
         finally:
             if not is_open:
@@ -169,6 +183,7 @@ async def _open(
     prior: Prior | None,
     link_patience: float,
     adapter: AdapterSource | None,
+    cuts: bool,
 ) -> bool:
     """Open a session on all stages at once; False if some links have to be relayed instead."""
     lost: list[NoRouteError] = []
@@ -187,15 +202,18 @@ async def _open(
             prior_length=prior.num_tokens if prior else 0,
             keep_prior=prior.stays_open if prior else False,
             adapter=adapter.ids(item.stage.start, item.stage.stop) if adapter else b"",
+            cuts=cuts,
         )
         try:
             with trio.move_on_after(math.inf if behind is None else link_patience) as scope:
-                length = await item.worker.open_session(wanted)
+                opened = await item.worker.open_session(wanted)
             if scope.cancelled_caught and behind is not None:
                 cut.append((item, behind, f"it was not reached within {link_patience:g} s"))
                 return
-            if length != (prior.num_tokens if prior else 0):
-                without_prior.append(f"{item.name} began with {length} tokens of it")
+            if opened.length != (prior.num_tokens if prior else 0):
+                without_prior.append(f"{item.name} began with {opened.length} tokens of it")
+            if opened.takes_cuts:
+                session.takes_no_cuts.discard(item.peer_id)
         except (TransportError, PeerRefusedError, RemoteProtocolError) as exc:
             code = exc.code if isinstance(exc, PeerRefusedError) else None
             if code == ErrorCode.PEER_UNREACHABLE and behind is not None:

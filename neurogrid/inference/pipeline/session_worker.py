@@ -13,7 +13,7 @@ from neurogrid.errors import PeerRefusedError
 from neurogrid.fleet.remote_worker import RemoteWorker
 from neurogrid.p2p.wire import ErrorCode, SessionOpen
 
-__all__ = ["Prior", "SessionWorker", "without_adapters"]
+__all__ = ["Opened", "Prior", "Reached", "SessionWorker", "without_adapters"]
 
 
 @dataclass(frozen=True)
@@ -28,6 +28,38 @@ class Prior:
     session_id: int
     num_tokens: int
     stays_open: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """A session that was opened.
+
+    Attributes:
+        length: tokens that it has already: those of the prior, or none.
+        takes_cuts: whether its activations may begin before its end.
+    """
+
+    length: int = 0
+    takes_cuts: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Reached:
+    """How far a session is on a worker.
+
+    Attributes:
+        length: tokens that it has taken; 0 where that is not told.
+        last_position: where the last activation began that it took; None where that is not told, or none came.
+    """
+
+    length: int = 0
+    last_position: int | None = None
+
+    def has_taken(self, position: int, num_tokens: int) -> bool:
+        """Whether it has taken an activation of so many tokens at `position`."""
+        if self.last_position is None:
+            return self.length >= position + num_tokens
+        return self.last_position >= position
 
 
 def without_adapters(peer_id: str) -> PeerRefusedError:
@@ -48,11 +80,8 @@ class SessionWorker(RemoteWorker):
     takes_chunks: ClassVar[bool] = False
 
     @abstractmethod
-    async def open_session(self, wanted: SessionOpen) -> int:
+    async def open_session(self, wanted: SessionOpen) -> Opened:
         """Open a session.
-
-        Returns:
-            Tokens that it has already: those of the prior, or none.
 
         Raises:
             PeerRefusedError: also where the session was to have an adapter, and the worker does not know of those.
@@ -63,5 +92,5 @@ class SessionWorker(RemoteWorker):
         """Close a session; its cache is freed."""
 
     @abstractmethod
-    async def session_length(self, session_id: int) -> int:
-        """Tokens that it has taken of a session, told at any time; 0 from one that cannot tell."""
+    async def session_reached(self, session_id: int) -> Reached:
+        """How far it is with a session, told at any time."""

@@ -24,6 +24,7 @@ import trio
 from neurogrid.errors import NeuroGridError, NoRouteError, PeerRefusedError
 from neurogrid.fleet.progress import FleetProgress
 from neurogrid.inference.pipeline.pipeline_stage import PipelineStage
+from neurogrid.inference.pipeline.session_worker import Reached
 
 __all__ = ["Alternatives", "SlowWatch"]
 
@@ -73,9 +74,9 @@ class Step:
 
     __slots__ = (
         "error",
-        "length",
         "look_at",
         "num_tokens",
+        "position",
         "scope",
         "session_id",
         "stages",
@@ -87,8 +88,8 @@ class Step:
     ) -> None:
         self.stages = stages
         self.session_id = session_id
+        self.position = position
         self.num_tokens = num_tokens
-        self.length = position + num_tokens
         self.started = trio.current_time()
         self.look_at = self.started + SILENT_FLOOR
         self.scope = trio.CancelScope()
@@ -175,13 +176,13 @@ class SlowWatch:
 
     async def _inquire(self, step: Step, late_at: float) -> None:
         """Find the worker that keeps a step waiting, and bypass it if that is possible."""
-        lengths: dict[int, int | None] = {}
+        reached: dict[int, Reached | None] = {}
         usual = late_at - step.started
         farthest = min(max(item.latency for item in step.stages), MAX_LATENCY)
         patience = min(usual, ANSWER_TIMEOUT) + 2 * NUM_ROUND_TRIPS * farthest
 
         async def ask(index: int) -> None:
-            lengths[index] = await _length_of(step.session_id, step.stages[index], math.inf)
+            reached[index] = await _reached(step.session_id, step.stages[index], math.inf)
 
         async with trio.open_nursery() as nursery:
             for index in range(len(step.stages)):
@@ -189,7 +190,7 @@ class SlowWatch:
             # Bit by bit: time in which this process did not run is nobody else's silence, and counts as one bit.
             for _ in range(math.ceil(patience / INTERVAL)):
                 await trio.sleep(INTERVAL)
-                if len(lengths) == len(step.stages):
+                if len(reached) == len(step.stages):
                     break
             nursery.cancel_scope.cancel()
         if step not in self._steps:
@@ -197,11 +198,16 @@ class SlowWatch:
         now = trio.current_time()
         step.look_at = now + FLOOR
         item = next(
-            (s for i, s in enumerate(step.stages) if (lengths.get(i) or 0) < step.length), None
+            (
+                item
+                for index, item in enumerate(step.stages)
+                if not (reached.get(index) or Reached()).has_taken(step.position, step.num_tokens)
+            ),
+            None,
         )
         if item is None:
             return  # all have done their part: the answer is on its way
-        is_there = lengths.get(step.stages.index(item)) is not None
+        is_there = reached.get(step.stages.index(item)) is not None
         if is_there and now - step.started < FACTOR_IF_THERE * max(usual, FLOOR):
             return
         layers = range(item.stage.start, item.stage.stop)
@@ -245,20 +251,20 @@ class SlowWatch:
             if not self._alternatives.is_member(item.peer_id):
                 self._probations.pop(item.peer_id, None)
                 return
-            num_proofs = num_proofs + 1 if await _length_of(0, item) is not None else 0
+            num_proofs = num_proofs + 1 if await _reached(0, item) is not None else 0
         item.times.is_slow, item.times.suspicion = False, ""
         logger.warning("worker %s is quick again", item.peer_id)
         self._alternatives.changed()
 
 
-async def _length_of(
+async def _reached(
     session_id: int, item: PipelineStage, timeout: float = ANSWER_TIMEOUT
-) -> int | None:
-    """Tokens that a stage has taken of a session, 0 if it does not tell; None if it says nothing at all."""
+) -> Reached | None:
+    """How far a stage is with a session, nowhere if it does not tell; None if it says nothing at all."""
     try:
         with trio.fail_after(timeout):
-            return await item.worker.session_length(session_id)
+            return await item.worker.session_reached(session_id)
     except PeerRefusedError:
-        return 0
+        return Reached()
     except (NeuroGridError, trio.TooSlowError):
         return None

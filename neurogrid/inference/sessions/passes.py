@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from contextlib import suppress
 
 import torch
 
@@ -36,6 +37,12 @@ def run_steps(steps: Sequence[Step], *, chunk: int | None) -> list[torch.Tensor 
     Returns:
         For each step its result [1, T, D], its error, or None where more chunks are to come.
     """
+    for step in steps:
+        if step.goes_back:
+            step.goes_back = False
+            # What cannot go back is refused by its forward, where the position is another than its cache's.
+            with suppress(ModelError, ValueError):
+                step.cache.go_back(step.position)
     first = steps[0]
     if first.is_decoded:
         rows = [Row(step.hidden, step.position, step.cache, step.adapter) for step in steps]
@@ -43,7 +50,8 @@ def run_steps(steps: Sequence[Step], *, chunk: int | None) -> list[torch.Tensor 
         _note_batch(steps, results)
         return results
     assert len(steps) == 1
-    size = first.num_tokens if chunk is None or not first.model.traits.takes_chunks else chunk
+    is_whole = chunk is None or first.is_whole or not first.model.traits.takes_chunks
+    size = first.num_tokens if is_whole else chunk
     try:
         result_BTD = forward(
             first.model,

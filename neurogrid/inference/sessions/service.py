@@ -163,6 +163,7 @@ class SessionService:
             opened.session_id,
             length=session.length if prior else None,
             adapter=adapter is not None,
+            cuts=session.takes_cuts,
         )
         await self._state.answer(message, MessageType.SESSION_ACK, ack.encode())
 
@@ -206,6 +207,7 @@ class SessionService:
             opened.max_length,
             instead_of=None if opened.keep_prior else prior,
         )
+        cache = model.stage.new_cache(max_length=opened.max_length)
         session = Session(
             session_id=opened.session_id,
             owner=owner,
@@ -213,10 +215,11 @@ class SessionService:
             start=opened.start_layer,
             stop=opened.stop_layer,
             max_length=opened.max_length,
-            cache=model.stage.new_cache(max_length=opened.max_length),
+            cache=cache,
             place=self._place(opened, owner),
             wire=opened.wire or dtype_name(model.dtype),
             adapter=adapter,
+            takes_cuts=opened.cuts and model.traits.rolls_back and cache.can_go_back,
         )
         self._sessions.add(session)
         return session
@@ -253,7 +256,7 @@ class SessionService:
                 is_expected=True,
             )
         shortest = prior.cache.shortest_cut(prior.length)
-        if prior.cache.is_spoiled or not min(shortest, prior.length) <= length <= prior.length:
+        if prior.cache.is_spoiled or not prior.cache.can_be_cut(length):
             raise RequestRefusedError(
                 f"session {prior.session_id} has {prior.length} tokens, and no other can begin with {length} "
                 f"of them: {'its computation failed' if prior.cache.is_spoiled else f'{shortest} at least'}",
@@ -329,5 +332,7 @@ class SessionService:
                 code=ErrorCode.SESSION_UNKNOWN,
                 is_expected=self._sessions.was_open(query.session_id, sender),
             )
-        ack = SessionAck(session_id=query.session_id, length=session.length)
+        ack = SessionAck(
+            query.session_id, length=session.length, last_position=session.last_position
+        )
         await self._state.answer(message, MessageType.SESSION_ACK, ack.encode())

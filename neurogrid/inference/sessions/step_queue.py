@@ -21,6 +21,7 @@ from neurogrid.inference.sessions.spans import stage_span
 from neurogrid.inference.sessions.statistics import ComputeStatistics
 from neurogrid.inference.sessions.steps import Step, next_steps, seconds_until_next
 from neurogrid.inference.sessions.table import Session
+from neurogrid.model.caches.cache import MAX_FEW
 from neurogrid.model.files.tensors import is_finite
 from neurogrid.node.activity import Activity
 from neurogrid.node.batcher import Batcher
@@ -95,7 +96,8 @@ class WorkerSteps:
         hidden_BTD: torch.Tensor,
         batch: tuple[int, ...] = (),
     ) -> Extension:
-        """Run the session's layers on new tokens, which must continue it, or what was sent before them.
+        """Run the session's layers on new tokens, which must continue it, or what was sent before them, or take the
+        place of its last ones.
 
         Args:
             batch: number and size of the batch that they came with; empty for none.
@@ -118,7 +120,8 @@ class WorkerSteps:
             waited = self._clock() - came
             if session.is_over:
                 raise _ended(session)
-            if position != session.length:
+            goes_back = session.goes_back_to(position)
+            if position != session.length and not goes_back:
                 raise RequestRefusedError(
                     f"an activation for position {position} came to a session of "
                     f"{session.length} tokens",
@@ -145,13 +148,15 @@ class WorkerSteps:
                 self._clock(),
                 batch,
                 adapter=session.adapter,
+                goes_back=goes_back,
+                is_whole=session.takes_cuts and num_tokens <= MAX_FEW,
             )
             self._activity.came(session.number)
             with stage_span(step, session.session_id):
                 result_BTD = await self._steps.submit(step)
             if result_BTD is None:
                 raise _ended(session)
-            session.length += num_tokens
+            session.length, session.last_position = position + num_tokens, position
             session.last_used = trio.current_time()
             session.turn.notify_all()
         finally:

@@ -46,6 +46,8 @@ class Step:
         queue_seconds: for which it has waited for its turns.
         calls: to torch that it has been part of.
         adapter: of its session; None for none.
+        goes_back: whether its cache has to forget first what is behind `position`.
+        is_whole: it is not run in chunks, so that a later one can go back into it.
     """
 
     session: int
@@ -61,6 +63,8 @@ class Step:
     queue_seconds: float = 0.0
     calls: list[StageCall] = field(default_factory=list)
     adapter: Adapter | None = None
+    goes_back: bool = False
+    is_whole: bool = False
     is_decoded: bool = field(init=False)
 
     def __post_init__(self) -> None:

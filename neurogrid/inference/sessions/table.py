@@ -15,7 +15,7 @@ import trio
 
 from neurogrid.errors import RequestRefusedError
 from neurogrid.model.adapters import Adapter
-from neurogrid.model.caches.cache import StageCache
+from neurogrid.model.caches.cache import MAX_FEW, StageCache
 from neurogrid.p2p.exchange.routes import Direction, Place
 from neurogrid.p2p.trust.limits import CLOCK_SKEW
 from neurogrid.p2p.wire import ErrorCode
@@ -47,6 +47,8 @@ class Session:
         is_over: nothing is to be computed for it any more.
         number: its own in this process, whoever opened it, and also where it has no id.
         adapter: beside its layers; None for none.
+        takes_cuts: its activations may begin before its end.
+        last_position: where the last one began; None before the first.
     """
 
     session_id: int
@@ -66,6 +68,17 @@ class Session:
     is_over: bool = False
     number: int = field(default_factory=_numbers.__next__)
     adapter: Adapter | None = None
+    takes_cuts: bool = False
+    last_position: int | None = None
+
+    def goes_back_to(self, position: int) -> bool:
+        """Whether an activation may begin at `position`, which is before its end."""
+        last = self.last_position
+        return (
+            self.takes_cuts
+            and last is not None
+            and 0 < last < position < self.length <= last + MAX_FEW
+        )
 
     @property
     def source(self) -> str:

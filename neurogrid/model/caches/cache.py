@@ -11,7 +11,8 @@ states of different lengths, so the cache is then refused (`spoil`).
 
 A cache can be cut back to its first tokens, or these be copied into another (`shortest_cut` says how
 many of them at least): keys and values of a token depend on those before it alone. States of constant
-size, and windows that have dropped tokens, cannot go back.
+size, and windows that have dropped tokens, cannot go back; windows can as far as their last forward began,
+if that was one of several tokens and few: what it dropped is kept until the next one (`can_be_cut`).
 
 While the session decodes in a batch with others, its states live in their pool (rows.py), and this
 object keeps the lengths. A forward of its own brings them back first.
@@ -31,7 +32,10 @@ from neurogrid.errors import ModelError, UnsupportedModelError
 from neurogrid.model.caches.prepared import PreparedPass
 from neurogrid.model.caches.state_room import StateRoom
 
-__all__ = ["Home", "StageCache"]
+__all__ = ["MAX_FEW", "Home", "StageCache"]
+
+# Tokens of a forward that may be forgotten again one by one, and that are written to their places: more are a prompt's.
+MAX_FEW = 64
 
 # A window's view may pin the storage of a whole prefill; copied out once it wastes more than this.
 _MAX_WASTE = 2
@@ -77,6 +81,9 @@ class StageCache(DynamicCache):
         self._windows = [getattr(layer, "sliding_window", None) or 0 for layer in self.layers]
         self._lengths = [0] * num_layers
         self._length = 0
+        # What each window had, and got, in the last forward, while that can be cut; and where that began.
+        self._past: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        self._began: int | None = None
         self._spoiled: str | None = None
         self.allow(max_length)
         self.home: Home | None = None
@@ -154,18 +161,21 @@ class StageCache(DynamicCache):
         self.check(start, stop, position)
         if self.home is not None:
             self.home.leave(self)
+        self._forget_past()
         self._length = position
 
     def commit(self, start: int, stop: int, num_tokens: int) -> None:
         """Advance layers [start, stop) by `num_tokens`, after their forward ended well."""
         length = self._length + num_tokens
         self._lengths[start:stop] = [length] * (stop - start)
-        if num_tokens > 1:
+        self._began = self._length if self._length and 1 < num_tokens <= MAX_FEW else None
+        if num_tokens > MAX_FEW or (num_tokens > 1 and not self._length):
             for layer in self.layers[start:stop]:
                 _release_prefill(layer)
 
     def commit_row(self, start: int, stop: int) -> None:
         """Advance layers [start, stop) by the token that went through them in a batch."""
+        self._forget_past()
         self._lengths[start:stop] = [self._lengths[start] + 1] * (stop - start)
 
     @property
@@ -183,6 +193,79 @@ class StageCache(DynamicCache):
                 return length
         return 0
 
+    @property
+    def can_go_back(self) -> bool:
+        """Whether few tokens of a forward can be forgotten again, at any length, whichever workers hold its layers."""
+        return all(
+            type(layer) in (DynamicLayer, DynamicSlidingWindowLayer) for layer in self.layers
+        )
+
+    def can_be_cut(self, num_tokens: int) -> bool:
+        """Whether it can be cut back to its first `num_tokens` tokens."""
+        length = self.length
+        if num_tokens >= length:
+            return num_tokens == length
+        is_last = self._began is not None and self._began < num_tokens and self.can_go_back
+        return is_last or self.shortest_cut(length) <= num_tokens
+
+    def go_back(self, num_tokens: int) -> None:
+        """Forget the tokens of the last forward behind the first `num_tokens` of all, which stay where they are.
+
+        Raises:
+            ValueError: they are not some of that forward, or it was a prompt's. The cache is unchanged.
+            ModelError: an earlier forward failed half way.
+        """
+        began = self._began
+        if began is None or not began < num_tokens <= self.length or not self.can_go_back:
+            raise ValueError(
+                f"a cache of {self.length} tokens cannot go back to {num_tokens}: its last forward began at {began}"
+            )
+        self.prepared = None
+        if not self._check_cut(num_tokens):
+            return
+        self._take_home()
+        with torch.inference_mode():
+            for i, length in enumerate(self._lengths):
+                if length > num_tokens:
+                    self._shorten(i, num_tokens)
+                    self._lengths[i] = num_tokens
+        self._forget_past()
+
+    def _shorten(self, layer_id: int, num_tokens: int) -> None:
+        """Forget tokens of one layer; the others stay where they are."""
+        layer: Any = self.layers[layer_id]
+        if not isinstance(getattr(layer, "keys", None), torch.Tensor):
+            return  # it has those of another layer
+        if type(layer) is DynamicLayer:
+            behind_keys, behind_values = self._rooms[layer_id]
+            keys, values = layer.keys, layer.values
+            assert keys is not None
+            assert values is not None
+            layer.keys = behind_keys.cut(keys, num_tokens)
+            layer.values = behind_values.cut(values, num_tokens)
+        else:
+            self.layers[layer_id] = self._window_of(layer_id, num_tokens)
+
+    def _window_of(self, layer_id: int, num_tokens: int) -> Any:
+        """A window's states as they were after `num_tokens` tokens, fewer than now; copies."""
+        layer: Any = self.layers[layer_id]
+        past = self._past.get(layer_id)
+        if past is None:
+            return _first_tokens(layer, num_tokens)
+        assert self._began is not None
+        window = self._windows[layer_id]
+        stop = min(self._began, window - 1) + num_tokens - self._began
+        twin = copy.copy(layer)
+        twin.keys, twin.values = (
+            each[..., max(stop - window + 1, 0) : stop, :].clone() for each in past
+        )
+        twin.cumulative_length = num_tokens
+        return twin
+
+    def _forget_past(self) -> None:
+        self._past.clear()
+        self._began = None
+
     def cut(self, num_tokens: int) -> None:
         """Forget all but the first `num_tokens` tokens. All layers that ran have the same number of them.
 
@@ -194,6 +277,7 @@ class StageCache(DynamicCache):
         if self._check_cut(num_tokens):
             self._take_home()
             self._become(self, num_tokens)
+            self._forget_past()
 
     def copy(self, num_tokens: int) -> StageCache:
         """A cache of the first `num_tokens` tokens, which shares nothing with this one.
@@ -208,16 +292,16 @@ class StageCache(DynamicCache):
         twin.allow(self.max_length)
         twin.layers = list(self.layers)
         twin._become(self, num_tokens)
+        twin._past, twin._began = {}, None
         return twin
 
     def _check_cut(self, num_tokens: int) -> bool:
         """Whether tokens are to go; raises what `cut` does."""
         if self._spoiled is not None:
             raise ModelError(f"the cache of this session is unusable: {self._spoiled}")
-        length = self.length
-        if num_tokens != length and not self.shortest_cut(length) <= num_tokens < length:
-            raise ValueError(f"a cache of {length} tokens cannot be cut back to {num_tokens}")
-        return num_tokens < length
+        if not self.can_be_cut(num_tokens):
+            raise ValueError(f"a cache of {self.length} tokens cannot be cut back to {num_tokens}")
+        return num_tokens < self.length
 
     def _take_home(self) -> None:
         if self.home is not None:
@@ -228,7 +312,10 @@ class StageCache(DynamicCache):
         with torch.inference_mode():
             for i, length in enumerate(other._lengths):
                 is_cut = num_tokens < length
-                self.layers[i] = _first_tokens(other.layers[i], num_tokens if is_cut else None)
+                if is_cut and other._windows[i]:
+                    self.layers[i] = other._window_of(i, num_tokens)
+                else:
+                    self.layers[i] = _first_tokens(other.layers[i], num_tokens if is_cut else None)
                 self._lengths[i] = min(length, num_tokens)
 
     def spoil(self, reason: str) -> None:
@@ -255,10 +342,15 @@ class StageCache(DynamicCache):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         layer = self.layers[layer_idx]
         keys, values = getattr(layer, "keys", None), getattr(layer, "values", None)
-        # The next token of a layer that sees all; what else there is grows seldom, or not at all.
+        num_tokens = key_states.shape[-2]
+        if type(layer) is DynamicSlidingWindowLayer and self._length and 1 < num_tokens <= MAX_FEW:
+            past = super().update(key_states, value_states, layer_idx, *args, **kwargs)
+            self._past[layer_idx] = past
+            return past
+        # The next tokens of a layer that sees all; what else there is grows seldom, or not at all.
         if (
             type(layer) is not DynamicLayer
-            or key_states.shape[-2] != 1
+            or num_tokens > MAX_FEW
             or not self._length
             or keys is None
             or values is None

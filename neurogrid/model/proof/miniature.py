@@ -8,8 +8,9 @@ impossible means refused, with the reason.
 It knows no family. What `generate` does with its cache on the way is observed, not looked up: where
 it drops it and starts anew, so must a coordinator (`SplitTraits.recompute_at`).
 
-Last, whether rows of several sessions may share a forward pass (miniature_rows.py), and whether layers may be compiled
-(miniature_fused.py). No model is refused for either: it runs one session after another, and says so, or as it is.
+Last, whether rows of several sessions may share a forward pass (miniature_rows.py), whether tokens may be guessed
+(miniature_guesses.py), and whether layers may be compiled (miniature_fused.py). No model is refused for any of them: it
+runs one session after another, and says so, without guesses, or as it is.
 
 Shape legend: V vocabulary.
 """
@@ -31,6 +32,7 @@ from neurogrid.model.files.foreign import one_line, quiet_transformers
 from neurogrid.model.files.tensor_names import layer_of
 from neurogrid.model.proof.miniature_config import LengthLimit, miniatures
 from neurogrid.model.proof.miniature_fused import layers_fuse
+from neurogrid.model.proof.miniature_guesses import rolls_back
 from neurogrid.model.proof.miniature_rows import ROWS_TOLERANCE, NotEqualError, row_bounds
 from neurogrid.model.proof.miniature_split import Split, saved_tensors
 from neurogrid.model.stages.skeleton import build_on_meta, find_layers, num_decoder_layers
@@ -68,6 +70,8 @@ class SplitTraits:
         fuses: whether its layers may be compiled.
         same_bits: whether a token then gets the same bits, whatever it is computed with; only where the model takes
             chunks of any prompt.
+        rolls_back: whether several tokens may be fed to a session that has begun, and the last of them be forgotten
+            again at any length: what comes then is what comes without them, up to rounding.
     """
 
     recompute_at: int | None = None
@@ -76,6 +80,7 @@ class SplitTraits:
     takes_chunks: bool = False
     fuses: bool = False
     same_bits: bool = False
+    rolls_back: bool = False
 
 
 def check_splittable(config: PreTrainedConfig) -> SplitTraits:
@@ -192,7 +197,8 @@ class _Check:
         else:
             # Where lengths matter to rows, they matter to chunks.
             takes_chunks = not bounds and self._chunks_give_the_same()
-            traits = replace(traits, row_bounds=bounds, takes_chunks=takes_chunks)
+            back = takes_chunks and rolls_back(splits[-1], self._tokens)
+            traits = replace(traits, row_bounds=bounds, takes_chunks=takes_chunks, rolls_back=back)
         fused = layers_fuse(self._config, tensors, self._tokens, self._limits, traits.row_bounds)
         same_bits = fused.same_bits and traits.takes_chunks
         return replace(traits, fuses=fused.fuses, same_bits=same_bits)

@@ -104,6 +104,21 @@ class Session:
         hidden_B1D = self._run(token_ids)[:, -1:]
         return self._split.ends.logits(hidden_B1D, position=self.position - 1)
 
+    def step_each(self, token_ids: Sequence[int]) -> list[torch.Tensor]:
+        """Logits [V] after each of `token_ids`, from its hidden state alone."""
+        start, ends = self.position, self._split.ends
+        hidden_BTD = self._run(token_ids)
+        return [
+            ends.logits(hidden_BTD[:, i : i + 1], position=start + i) for i in range(len(token_ids))
+        ]
+
+    def go_back(self, num_tokens: int) -> None:
+        """Forget what of the last step is behind the first `num_tokens` tokens of all."""
+        if num_tokens < self.position:
+            for cache in self.caches:
+                cache.go_back(num_tokens)
+            self.position = num_tokens
+
     def _run(self, token_ids: Sequence[int]) -> torch.Tensor:
         split, position = self._split, self.position
         hidden_BTD = split.ends.embed(token_ids, position=position)

@@ -445,6 +445,11 @@ class Ends:
         """The fewest tokens that a session's caches of `length` tokens can be cut back to, on all stages."""
         return self._passes.cache.shortest_cut(length)
 
+    @property
+    def can_go_back(self) -> bool:
+        """See `StageCache.can_go_back`: of a session's caches on all stages."""
+        return self._passes.cache.can_go_back
+
     def embed(self, token_ids: Sequence[int], *, position: int) -> torch.Tensor:
         """Return the hidden state that enters layer 0: [1, T, D] in the model's dtype.
 

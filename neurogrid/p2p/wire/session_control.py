@@ -41,6 +41,7 @@ class SessionOpen(ControlPayload):
         keep_prior: the prior stays open, and what it has is copied; otherwise it is over.
         adapter: for each layer the id of the blob of its part, 32 zero bytes for a layer without one; empty for no
             adapter.
+        cuts: its activations may begin before its end.
     """
 
     session_id: int
@@ -53,6 +54,7 @@ class SessionOpen(ControlPayload):
     prior_length: int = 0
     keep_prior: bool = False
     adapter: bytes = b""
+    cuts: bool = False
 
     _map = Map(
         "SessionOpen",
@@ -67,6 +69,7 @@ class SessionOpen(ControlPayload):
             "prior_length": optional(uint(MAX_U32)),
             "keep_prior": optional(BOOLEAN),
             "adapter": optional(binary(MAX_ADAPTER_BYTES, smallest=BLOB_ID_BYTES)),
+            "cuts": optional(BOOLEAN),
         },
     )
 
@@ -117,11 +120,15 @@ class SessionAck(ControlPayload):
         session_id: u64.
         length: tokens, u32, that the session has taken and computed; None where that is not told.
         adapter: the session has the adapter that it was opened with.
+        cuts: its activations may begin before its end, as was asked for.
+        last_position: where the activation began that it took last, u32; None where there was none, or it is not told.
     """
 
     session_id: int
     length: int | None = None
     adapter: bool = False
+    cuts: bool = False
+    last_position: int | None = None
 
     _map = Map(
         "SessionAck",
@@ -129,5 +136,7 @@ class SessionAck(ControlPayload):
             "sid": uint(MAX_U64),
             "length": nullable(uint(MAX_U32)),
             "adapter": optional(BOOLEAN),
+            "cuts": optional(BOOLEAN),
+            "pos": nullable(uint(MAX_U32)),
         },
     )

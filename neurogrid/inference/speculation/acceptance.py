@@ -1,0 +1,98 @@
+"""How likely the next proposed tokens are to be accepted, as far as was seen, and how many of them pay.
+
+A pure machine: no clock, no torch. Each token that comes is evidence, be it proposed or not: what would have been
+proposed in its place is known all the same. So nothing is tried out at the cost of a reader, and text that repeats
+itself again is noticed while nothing is proposed.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from typing import Final
+
+__all__ = ["LEAST_GAIN", "Acceptance", "PassCosts", "length_that_pays"]
+
+# Tokens a pass and its price have to be better by so much than a pass of one token: estimates are not exact.
+LEAST_GAIN: Final = 1.1
+
+# Tokens that came as expected, from which on it is another class of evidence; and what is thought of each class before
+# anything was seen, as if from so many tokens.
+_CLASSES: Final = (1, 2, 3, 4, 6, 9, 17)
+_BEFORE: Final = (0.1, 0.25, 0.45, 0.6, 0.75, 0.85, 0.9)
+_WEIGHT: Final = 2.0
+# What was seen counts less with each further token of its class: about the last dozen matter.
+_KEPT: Final = 0.92
+
+# Of the time of a pass of one token, what each further one adds, before that was measured; as on a CPU in float32.
+_USUAL_ROW: Final = 0.15
+# A pass that took longer than so many others is not measured: something else happened.
+_OUTLIER: Final = 8.0
+_SMOOTHING: Final = 1 / 8
+
+
+class Acceptance:
+    """How often what was expected came, by how many tokens had come as expected before it."""
+
+    def __init__(self) -> None:
+        self._hits = [_WEIGHT * rate for rate in _BEFORE]
+        self._seen = [_WEIGHT] * len(_BEFORE)
+
+    def saw(self, num_matched: int, came: bool) -> None:
+        """A token was expected after so many that matched, 1 or more; did it come?"""
+        at = _class_of(num_matched)
+        self._hits[at] = self._hits[at] * _KEPT + came
+        self._seen[at] = self._seen[at] * _KEPT + 1.0
+
+    def rate(self, num_matched: int) -> float:
+        """How likely an expected token is to come after so many that matched, 1 or more."""
+        at = _class_of(num_matched)
+        return self._hits[at] / self._seen[at]
+
+
+class PassCosts:
+    """What a pass of several tokens takes beside one of one token. Times are given."""
+
+    def __init__(self) -> None:
+        self._one: float | None = None
+        self._row = _USUAL_ROW
+
+    @property
+    def row(self) -> float:
+        """The price of each further token of a pass, as a part of that of a pass of one."""
+        return self._row
+
+    def took(self, num_tokens: int, seconds: float) -> None:
+        """A pass of so many tokens took so long, alone on its way."""
+        one = self._one
+        if num_tokens == 1:
+            if one is None:
+                self._one = seconds
+            elif seconds < _OUTLIER * one:
+                self._one = one + _SMOOTHING * (seconds - one)
+        elif one and seconds < _OUTLIER * one * num_tokens:
+            row = (seconds / one - 1) / (num_tokens - 1)
+            self._row += _SMOOTHING * (min(max(row, 0.0), 1.0) - self._row)
+
+
+def length_that_pays(rates: Sequence[float], price: float, *, least_gain: float) -> int:
+    """How many tokens to propose: as many as give the most tokens for the price of their pass; 0 where none pay.
+
+    Args:
+        rates: how likely each proposed token is to be accepted, if those before it were.
+        price: of each of them, as a part of that of a pass of one token.
+        least_gain: what has to come of it, as tokens for the price of a pass of one; 1 or more.
+    """
+    tokens, chance = 1.0, 1.0
+    best, length = least_gain, 0
+    for number, rate in enumerate(rates, 1):
+        chance *= rate
+        tokens += chance
+        gain = tokens / (1.0 + price * number)
+        if gain > best:
+            best, length = gain, number
+    return length
+
+
+def _class_of(num_matched: int) -> int:
+    return max(bisect_right(_CLASSES, num_matched) - 1, 0)

@@ -1,0 +1,73 @@
+"""What a coordinator speculates with, and the proposals for one generation.
+
+A proposal changes no token: the model chooses each, from the logits that it would have had. It pays where tokens are
+right often enough for what it takes to look at several at once; how many that are is decided anew before each pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final, Literal
+
+import trio
+
+from neurogrid.inference.speculation.acceptance import LEAST_GAIN, PassCosts
+from neurogrid.inference.speculation.prompt_lookup import PromptLookup
+
+__all__ = ["MAX_PROPOSED", "SPECULATIONS", "Proposer", "Speculation", "SpeculationMode"]
+
+SpeculationMode = Literal["auto", "lookup", "off"]
+SPECULATIONS: Final[tuple[SpeculationMode, ...]] = ("auto", "lookup", "off")
+
+# Of one pass. A stage that goes back forgets 64 at most, and few texts give more.
+MAX_PROPOSED: Final = 16
+# Prompts from which on their n-grams are gathered in a thread: 2 us for each token.
+_LONG_PROMPT: Final = 2048
+
+
+class Speculation:
+    """The speculation of one coordinator.
+
+    Args:
+        needs_same_bits: only on workers where a token gets the same bits beside others as alone.
+    """
+
+    def __init__(self, *, needs_same_bits: bool) -> None:
+        self.needs_same_bits = needs_same_bits
+        self.costs = PassCosts()
+
+    async def proposer(self, token_ids: Sequence[int]) -> Proposer:
+        """What proposes the tokens of one generation, whose prompt this is."""
+        if len(token_ids) < _LONG_PROMPT:
+            lookup = PromptLookup(token_ids)
+        else:
+            lookup = await trio.to_thread.run_sync(PromptLookup, token_ids)
+        return Proposer(lookup, self.costs)
+
+
+class Proposer:
+    """Proposals for one generation. Made by `Speculation.proposer`."""
+
+    def __init__(self, lookup: PromptLookup, costs: PassCosts) -> None:
+        self._lookup = lookup
+        self._costs = costs
+
+    def add(self, token_id: int) -> None:
+        """A token was chosen, proposed or not."""
+        self._lookup.add(token_id)
+
+    def propose(self, room: int, *, num_sessions: int) -> list[int]:
+        """The tokens to propose behind the last one; none where they would not pay.
+
+        Args:
+            room: how many there may be.
+            num_sessions: that decode now, this one included. They share passes, which one with a proposal does not.
+        """
+        most = min(room, MAX_PROPOSED)
+        least_gain = max(LEAST_GAIN, float(num_sessions))
+        return self._lookup.propose(most, self._costs.row, least_gain=least_gain)
+
+    def took(self, num_tokens: int, seconds: float, *, num_sessions: int) -> None:
+        """A pass of so many tokens took so long."""
+        if num_sessions <= 1:
+            self._costs.took(num_tokens, seconds)
