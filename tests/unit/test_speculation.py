@@ -1,0 +1,157 @@
+"""What is proposed, and how many of it: as a pure machine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from neurogrid.inference.speculation.acceptance import (
+    LEAST_GAIN,
+    Acceptance,
+    PassCosts,
+    length_that_pays,
+)
+from neurogrid.inference.speculation.prompt_lookup import PromptLookup
+from neurogrid.inference.speculation.speculation import MAX_PROPOSED, Proposer
+
+PRICE = 0.15
+TOKENS = st.lists(st.integers(0, 5), max_size=60)
+
+
+def proposer(prompt: Sequence[int]) -> Proposer:
+    return Proposer(PromptLookup(prompt), PassCosts())
+
+
+def proposed(lookup: PromptLookup, most: int = MAX_PROPOSED) -> list[int]:
+    return lookup.propose(most, PRICE, least_gain=LEAST_GAIN)
+
+
+@given(TOKENS, TOKENS, st.integers(-1, 40), st.integers(1, 5))
+def test_there_is_never_more_than_room(
+    prompt: list[int], text: list[int], room: int, num_sessions: int
+) -> None:
+    machine = proposer(prompt)
+    for token_id in text:
+        machine.add(token_id)
+        tokens = machine.propose(room, num_sessions=num_sessions)
+        assert len(tokens) <= max(min(room, MAX_PROPOSED), 0)
+        assert set(tokens) <= {*prompt, *text}
+
+
+@given(TOKENS, st.integers(0, 60))
+def test_what_is_known_does_not_depend_on_when_it_came(text: list[int], cut: int) -> None:
+    """A prompt is no evidence of what is accepted, but its places are found as those of what was written since."""
+    whole, grown = PromptLookup(text), PromptLookup(text[:cut])
+    for token_id in text[cut:]:
+        grown.add(token_id)
+    assert whole._behind == grown._behind
+    assert whole._tokens == grown._tokens
+
+
+@given(st.permutations(range(80)))
+@settings(max_examples=20)
+def test_nothing_is_proposed_in_text_that_never_repeats(text: list[int]) -> None:
+    machine = proposer(text[:20])
+    for token_id in text[20:]:
+        assert machine.propose(MAX_PROPOSED, num_sessions=1) == []
+        machine.add(token_id)
+
+
+def test_it_goes_down_to_nothing_where_nothing_is_accepted_and_comes_back_by_itself() -> None:
+    """Each time that `7 8 9` comes something else follows; then all of a text comes again."""
+    lookup = PromptLookup([])
+    lengths = []
+    for at in range(40):
+        _add(lookup, [7, 8, 9])
+        lengths.append(len(proposed(lookup)))
+        _add(lookup, [200 + at])
+    assert any(lengths[:5])
+    assert not any(lengths[10:]), "rejected again and again, and still proposed"
+    text = list(range(300, 340))
+    _add(lookup, text)
+    lengths = []
+    for token_id in text:
+        _add(lookup, [token_id])
+        lengths.append(len(proposed(lookup)))
+    assert max(lengths) >= 8
+    assert proposed(lookup, 3) == [300, 301, 302][: len(proposed(lookup, 3))]
+
+
+def test_text_that_repeats_is_proposed_up_to_the_bound() -> None:
+    text = list(range(100, 220))
+    lookup = PromptLookup(text)
+    _add(lookup, text[:60])
+    assert proposed(lookup) == text[60 : 60 + MAX_PROPOSED]
+    assert proposed(lookup, 5) == text[60:65]
+    assert proposed(lookup, 0) == []
+
+
+def test_what_repeats_itself_up_to_its_end_goes_on() -> None:
+    lookup = PromptLookup([])
+    _add(lookup, [1, 2, 3] * 20)
+    assert proposed(lookup, 7) == [1, 2, 3, 1, 2, 3, 1]
+
+
+def test_the_longest_match_is_followed() -> None:
+    """`3` was followed by 9 last, but `1 2 3` by 4."""
+    lookup = PromptLookup([1, 2, 3, 4, 5, 6, 7, 8, 0, 3, 9, 1, 2, 3])
+    assert proposed(lookup)[0] == 4
+
+
+@given(st.lists(st.floats(0, 1), max_size=20), st.floats(0, 2), st.floats(1, 8))
+def test_the_length_gives_more_than_was_asked_for_or_nothing(
+    rates: list[float], price: float, least_gain: float
+) -> None:
+    def gain(length: int) -> float:
+        tokens, chance = 1.0, 1.0
+        for rate in rates[:length]:
+            chance *= rate
+            tokens += chance
+        return tokens / (1 + price * length)
+
+    length = length_that_pays(rates, price, least_gain=least_gain)
+    assert 0 <= length <= len(rates)
+    assert length == 0 or gain(length) > least_gain
+    assert all(
+        gain(other) <= max(gain(length), least_gain) + 1e-9 for other in range(len(rates) + 1)
+    )
+
+
+def test_others_that_share_passes_make_it_dearer() -> None:
+    text = list(range(100, 160))
+    machine = proposer(text)
+    for token_id in text[:30]:
+        machine.add(token_id)
+    assert machine.propose(MAX_PROPOSED, num_sessions=1)
+    assert not machine.propose(MAX_PROPOSED, num_sessions=8)
+
+
+def test_passes_are_priced_as_they_turn_out() -> None:
+    costs = PassCosts()
+    usual = costs.row
+    for _ in range(40):
+        costs.took(1, 0.120)
+        costs.took(9, 0.128)
+    assert costs.row < usual / 4  # far away, a row costs next to nothing
+    for _ in range(40):
+        costs.took(9, 0.120 * 5)
+    assert costs.row > usual
+    dear = costs.row
+    costs.took(9, 1000.0)  # a worker was lost on the way
+    costs.took(1, 1000.0)
+    assert costs.row == dear
+
+
+@given(st.lists(st.tuples(st.integers(1, 40), st.booleans()), max_size=200))
+def test_rates_are_chances(seen: list[tuple[int, bool]]) -> None:
+    acceptance = Acceptance()
+    for num_matched, came in seen:
+        acceptance.saw(num_matched, came)
+    assert all(0 < acceptance.rate(n) < 1 for n in range(1, 50))
+
+
+def _add(lookup: PromptLookup, token_ids: Sequence[int]) -> None:
+    for token_id in token_ids:
+        lookup.add(token_id)
