@@ -16,11 +16,13 @@ import trio
 
 from neurogrid.assembly.coordinator_settings import CoordinatorSettings
 from neurogrid.assembly.planned_fleet import open_plan
+from neurogrid.errors import ConfigurationError
 from neurogrid.fleet.placing.memory_watch import watch_workers
 from neurogrid.inference.board.progress import Progress, ProgressTee
 from neurogrid.inference.board.status_board import StatusBoard
 from neurogrid.inference.generation.cache_room import CacheRoom
 from neurogrid.inference.generation.coordinator import Coordinator
+from neurogrid.inference.generation.draft_model import DraftModel
 from neurogrid.inference.generation.ends_queue import open_ends
 from neurogrid.inference.generation.kept_sessions import open_kept_sessions
 from neurogrid.inference.generation.loaded_model import LoadedModel
@@ -28,6 +30,7 @@ from neurogrid.inference.pipeline.routing import Routing
 from neurogrid.inference.pipeline.selection import Selector
 from neurogrid.inference.pipeline.slow_watch import SlowWatch
 from neurogrid.inference.speculation.speculation import Speculation
+from neurogrid.node.torch_thread import TorchThread
 
 __all__ = ["open_coordinator"]
 
@@ -48,6 +51,7 @@ async def open_coordinator(
         board: gathers what is known of it, for readers that want to look before it is there; None for one of its own.
 
     Raises:
+        ConfigurationError: the draft model cannot be one for this model.
         NoRouteError: a worker was lost while it got its layers.
     """
     board = board or StatusBoard()
@@ -57,6 +61,7 @@ async def open_coordinator(
             open_plan(settings, model=model, progress=progress)
         )
         model, fleet, protocol = planned.model, planned.fleet, planned.protocol
+        speculation = await _open_speculation(settings, model, stack, progress)
         await fleet.start()
         nursery = await stack.enter_async_context(trio.open_nursery())
         nursery.start_soon(fleet.mend)
@@ -86,7 +91,6 @@ async def open_coordinator(
         watch = SlowWatch(fleet, progress)
         nursery.start_soon(watch.run)
         routing = Routing(protocol, settings.routing, wire_dtype=settings.wire_dtype, watch=watch)
-        speculation = _speculation(settings, model, routing, progress)
         yield Coordinator(
             protocol,
             model,
@@ -103,10 +107,13 @@ async def open_coordinator(
         )
 
 
-def _speculation(
-    settings: CoordinatorSettings, model: LoadedModel, routing: Routing, progress: Progress
+async def _open_speculation(
+    settings: CoordinatorSettings, model: LoadedModel, stack: AsyncExitStack, progress: Progress
 ) -> Speculation | None:
     """What tokens are proposed by; None for nothing, which is said with the reason."""
+    if settings.draft is not None and (settings.speculate == "off" or model.why_no_speculation):
+        reason = model.why_no_speculation or "--speculate off forbids what it is for"
+        raise ConfigurationError(f"--draft {settings.draft} is of no use: {reason}")
     if settings.speculate == "off":
         progress.speculation_settled("off")
         return None
@@ -119,7 +126,14 @@ def _speculation(
         )
         progress.speculation_settled(f"none: {model.why_no_speculation}")
         return None
-    progress.speculation_settled("prompt lookup")
+    drafts = None
+    if settings.draft is not None:
+        thread = stack.enter_context(TorchThread())
+        drafts = await trio.to_thread.run_sync(DraftModel.load, settings.draft, model, thread)
+    progress.speculation_settled(
+        "prompt lookup" if drafts is None else f"prompt lookup, and {drafts.model.name} as a draft"
+    )
     # In float32 rows differ by rounding, which is as much as any batch is allowed to do.
-    is_rounded = model.dtype is not torch.float32 or routing.wire not in ("", "F32")
-    return Speculation(needs_same_bits=settings.speculate == "auto" and is_rounded)
+    is_rounded = model.dtype is not torch.float32 or settings.wire_dtype not in (None, "float32")
+    needs_same_bits = settings.speculate == "auto" and is_rounded
+    return Speculation(needs_same_bits=needs_same_bits, drafts=drafts)

@@ -64,6 +64,8 @@ class CoordinatorSettings:
         speculate: whether tokens are proposed, by what followed the last ones earlier in the text, and several looked
             at in a pass: `auto`, where that changes no bit of what is computed but by rounding in float32; `lookup`,
             wherever the model can take tokens back; `off`.
+        draft: a checkpoint directory of a small model with the same tokenizer, which this process has whole and which
+            proposes tokens where the text does not repeat itself; None for none.
         prefix_reuse: finished sessions stay open for a while, for those that begin with the same tokens.
         protocol_versions: protocol ids to speak; None for all.
     """
@@ -100,5 +102,6 @@ class CoordinatorSettings:
     patience: float = 120.0
     with_replicas: bool = True
     speculate: SpeculationMode = "auto"
+    draft: Path | None = None
     prefix_reuse: bool = True
     protocol_versions: tuple[str, ...] | None = None

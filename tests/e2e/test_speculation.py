@@ -11,7 +11,9 @@ import pytest
 import trio
 
 from neurogrid import Coordinator, CoordinatorSettings, SamplingParams, open_coordinator
+from neurogrid.errors import ConfigurationError
 from neurogrid.inference.generation.sampling import GeneratedToken
+from neurogrid.model.embedded import embedded_model_path
 from neurogrid.p2p.wire import PROTOCOL_V10
 from tests.e2e.support import DEADLINE, WorkerProcess, start_worker
 from tests.families import FAMILIES, save_checkpoint
@@ -201,16 +203,56 @@ def test_windows_go_back_and_states_of_one_size_are_let_alone(
 
 def test_what_knows_no_cuts_is_not_speculated_with(workers: list[WorkerProcess]) -> None:
     async def main() -> None:
-        expected = await undisturbed(workers[:2], dtype="float32")
+        async with open_coordinator(settings(workers[:2], dtype="float32")) as coordinator:
+            prompt = coordinator.model.tokenizer.encode(SOURCE)
+            expected = told(await generate(coordinator, prompt, max_tokens=30, speculate=False))
+            assert coordinator.status().num_proposed == 0
         wanted = settings(
             workers[:2], dtype="float32", speculate="lookup", protocol_versions=(PROTOCOL_V10,)
         )
         async with open_coordinator(wanted) as coordinator:
-            prompt = coordinator.model.tokenizer.encode(SOURCE)
             got = told(await generate(coordinator, prompt, max_tokens=30))
-            assert ids([got]) == ids([expected[3][:30]])
+            assert ids([got]) == ids([expected])
             status = coordinator.status()
             assert "older version" in status.speculation
             assert status.num_proposed == 0
+
+    run(main)
+
+
+def test_a_draft_model_writes_ahead(workers: list[WorkerProcess]) -> None:
+    """One that is as good as the model itself, also where it is lost and found again."""
+
+    async def main() -> None:
+        wanted = settings(workers[:2], draft=embedded_model_path())
+        async with open_coordinator(wanted) as coordinator:
+            for text in (PROSE, SOURCE):
+                prompt = coordinator.model.tokenizer.encode(text)
+                for how in WAYS.values():
+                    expected = told(await generate(coordinator, prompt, speculate=False, **how))
+                    assert told(await generate(coordinator, prompt, **how)) == expected
+            status = coordinator.status()
+            assert "as a draft" in status.speculation
+            assert status.num_accepted > status.num_tokens / 4
+
+    run(main)
+
+
+def test_a_draft_model_of_other_tokens_is_refused(
+    workers: list[WorkerProcess], tmp_path: Path
+) -> None:
+    save_checkpoint(FAMILIES[0], tmp_path)
+    files = embedded_model_path()
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        text = (files / name).read_text()
+        (tmp_path / name).write_text(text.replace('"the"', '"thee"'))
+
+    async def main() -> None:
+        with pytest.raises(ConfigurationError, match="needs the same tokenizer"):
+            async with open_coordinator(settings(workers[:2], draft=tmp_path)):
+                pass
+        with pytest.raises(ConfigurationError, match="--speculate off"):
+            async with open_coordinator(settings(workers[:2], draft=files, speculate="off")):
+                pass
 
     run(main)

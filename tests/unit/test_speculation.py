@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
+import trio
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -13,6 +15,7 @@ from neurogrid.inference.speculation.acceptance import (
     PassCosts,
     length_that_pays,
 )
+from neurogrid.inference.speculation.draft_pace import DraftPace
 from neurogrid.inference.speculation.prompt_lookup import PromptLookup
 from neurogrid.inference.speculation.speculation import MAX_PROPOSED, Proposer
 
@@ -22,6 +25,10 @@ TOKENS = st.lists(st.integers(0, 5), max_size=60)
 
 def proposer(prompt: Sequence[int]) -> Proposer:
     return Proposer(PromptLookup(prompt), PassCosts())
+
+
+def proposed_by(machine: Proposer, room: int, num_sessions: int) -> list[int]:
+    return trio.run(partial(machine.propose, (), room, num_sessions=num_sessions))
 
 
 def proposed(lookup: PromptLookup, most: int = MAX_PROPOSED) -> list[int]:
@@ -35,7 +42,7 @@ def test_there_is_never_more_than_room(
     machine = proposer(prompt)
     for token_id in text:
         machine.add(token_id)
-        tokens = machine.propose(room, num_sessions=num_sessions)
+        tokens = proposed_by(machine, room, num_sessions)
         assert len(tokens) <= max(min(room, MAX_PROPOSED), 0)
         assert set(tokens) <= {*prompt, *text}
 
@@ -55,7 +62,7 @@ def test_what_is_known_does_not_depend_on_when_it_came(text: list[int], cut: int
 def test_nothing_is_proposed_in_text_that_never_repeats(text: list[int]) -> None:
     machine = proposer(text[:20])
     for token_id in text[20:]:
-        assert machine.propose(MAX_PROPOSED, num_sessions=1) == []
+        assert proposed_by(machine, MAX_PROPOSED, 1) == []
         machine.add(token_id)
 
 
@@ -124,8 +131,8 @@ def test_others_that_share_passes_make_it_dearer() -> None:
     machine = proposer(text)
     for token_id in text[:30]:
         machine.add(token_id)
-    assert machine.propose(MAX_PROPOSED, num_sessions=1)
-    assert not machine.propose(MAX_PROPOSED, num_sessions=8)
+    assert proposed_by(machine, MAX_PROPOSED, 1)
+    assert not proposed_by(machine, MAX_PROPOSED, 8)
 
 
 def test_passes_are_priced_as_they_turn_out() -> None:
@@ -155,3 +162,59 @@ def test_rates_are_chances(seen: list[tuple[int, bool]]) -> None:
 def _add(lookup: PromptLookup, token_ids: Sequence[int]) -> None:
     for token_id in token_ids:
         lookup.add(token_id)
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.integers(0, 20),
+            st.lists(st.floats(0, 1), min_size=1, max_size=20),
+            st.floats(0, 1),
+            st.integers(0, 20),
+        ),
+        max_size=30,
+    )
+)
+def test_a_draft_is_never_longer_than_its_room(
+    drafts: list[tuple[int, list[float], float, int]],
+) -> None:
+    pace = DraftPace(PassCosts())
+    for most, probabilities, seconds, num_right in drafts:
+        if not pace.begins(most, least_gain=LEAST_GAIN):
+            pace.came(99)
+            continue
+        number = 0
+        while pace.goes_on(number, probabilities[min(number, len(probabilities) - 1)]):
+            number += 1
+        assert number < most
+        tokens = pace.drafted(seconds)
+        assert tokens == list(range(len(tokens)))
+        for token_id in range(min(num_right, number + 1)):
+            pace.came(token_id)
+        pace.came(99)
+
+
+def test_drafts_that_do_not_pay_are_left_alone_and_tried_again() -> None:
+    costs = PassCosts()
+    costs.took(1, 0.1)
+    pace = DraftPace(costs)
+
+    def drafts(num_tokens: int, right: int) -> int:
+        """How many are written for so many tokens, of each of which so many are right."""
+        num_drafts = 0
+        for _ in range(num_tokens):
+            if pace.begins(4, least_gain=LEAST_GAIN):
+                num_drafts += 1
+                number = 0
+                while pace.goes_on(number, 0.9):
+                    number += 1
+                pace.drafted(0.01 * (number + 1))
+                for token_id in range(min(right, number + 1)):
+                    pace.came(token_id)
+            pace.came(99)
+        return num_drafts
+
+    assert drafts(20, 0) < 20
+    assert drafts(600, 0) < 30
+    assert drafts(600, 4) > 100
+    assert drafts(50, 4) == 50

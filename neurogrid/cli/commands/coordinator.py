@@ -524,6 +524,7 @@ def _settings(options: argparse.Namespace, where: Listening, trust: Trust) -> Co
         max_waiting=options.max_queue,
         prefix_reuse=options.prefix_reuse,
         speculate=options.speculate,
+        draft=options.draft,
         peer_memory_bytes=int(options.peer_vram_gb * GIB),
         dtype=options.dtype,
         quantize=options.quantize,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 from typing import Final
 
 from neurogrid.cli.commands.diagnose import DIAGNOSE_WAIT
@@ -96,6 +97,13 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
         help="propose tokens by what followed the last ones earlier in the text, and have the model look at several "
         "in a pass: text that is edited or quoted comes faster, and no token is another. lookup: also where a tie in "
         "half precision could fall otherwise; off: never (default %(default)s)",
+    )
+    model.add_argument(
+        "--draft",
+        type=Path,
+        metavar="DIR",
+        help="the checkpoint directory of a small model with the same tokenizer: this process has it whole, and it "
+        "proposes tokens where the text does not repeat itself",
     )
 
 

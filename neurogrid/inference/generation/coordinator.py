@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import AsyncGenerator, Iterator, Sequence
-from contextlib import aclosing, contextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
+from contextlib import aclosing, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
@@ -180,7 +180,7 @@ class Coordinator(TextGeneration):
         num_logprobs: int | None = None,
         ignore_eos: bool = False,
         adapter: str | None = None,
-        reader: PromptReader | None = None,
+        speculate: bool = True,
     ) -> AsyncGenerator[GeneratedToken, None]:
         """Yield new tokens, at most `max_tokens`; the last of them says why nothing follows.
 
@@ -196,7 +196,7 @@ class Coordinator(TextGeneration):
             num_logprobs: give the log probability of each token, and of so many of the likeliest; None for neither.
             ignore_eos: an end-of-sequence token is one like others.
             adapter: the name of one of `adapters`, with which they are computed; None for the model alone.
-            reader: is shown all of the prompt before the first token, so that nothing of it is reused. None for nobody.
+            speculate: propose tokens, as the coordinator was set to; False for none. They are the same tokens.
 
         Raises:
             ConfigurationError: the prompt cannot be served, fewer tokens are allowed than are to come at least, or no
@@ -223,9 +223,6 @@ class Coordinator(TextGeneration):
         )
         tokens = list(token_ids)
         num_chosen = 0
-        proposer = None
-        if self._speculation is not None:
-            proposer = await self._speculation.proposer(token_ids)
 
         def choose(logits_V: torch.Tensor) -> Chosen[_Sampled]:
             nonlocal num_chosen
@@ -248,12 +245,10 @@ class Coordinator(TextGeneration):
             told["neurogrid.adapter"] = adapter
         with self._told(len(token_ids)) as number, generation_spans(told) as spans:
             key = source.key if source is not None else b""
-            begins = (
-                self._kept.begin(token_ids, max_length, key)
-                if reader is None
-                else self._kept.begin_alone(max_length, key)
-            )
-            async with begins as beginning:
+            async with (
+                self._kept.begin(token_ids, max_length, key) as beginning,
+                self._proposing(token_ids, speculate) as proposer,
+            ):
                 self._progress.generation_opened(number)
                 while len(tokens) < max_length:
                     # A model whose caches hold only below some length starts over there, by one prefill.
@@ -267,7 +262,8 @@ class Coordinator(TextGeneration):
                         while len(tokens) < stop:
                             proposed: Sequence[int] = ()
                             if proposer is not None and len(new_tokens) == 1:
-                                proposed = self._proposed(proposer, session, stop - len(tokens) - 1)
+                                room = stop - len(tokens) - 1
+                                proposed = await self._proposed(proposer, session, tokens, room)
                             with spans.step(len(tokens) - len(new_tokens), len(new_tokens)):
                                 started = time.perf_counter()
                                 several = await session.extend(new_tokens, choose, proposed)
@@ -297,11 +293,23 @@ class Coordinator(TextGeneration):
                                 yield GeneratedToken(token_id, logprobs, reason, session.num_reused)
                             new_tokens = tokens[-1:]
 
-    def _proposed(self, proposer: Proposer, session: TokenSession, room: int) -> Sequence[int]:
+    @asynccontextmanager
+    async def _proposing(
+        self, token_ids: Sequence[int], speculate: bool
+    ) -> AsyncIterator[Proposer | None]:
+        if self._speculation is None or not speculate:
+            yield None
+            return
+        async with self._speculation.proposer(token_ids) as proposer:
+            yield proposer
+
+    async def _proposed(
+        self, proposer: Proposer, session: TokenSession, tokens: Sequence[int], room: int
+    ) -> Sequence[int]:
         """The tokens to propose to a session; none where it takes none, which is said once for each reason."""
         why_not = session.why_no_proposals
         if why_not is None:
-            return proposer.propose(room, num_sessions=self._ends.num_active)
+            return await proposer.propose(tokens, room, num_sessions=self._ends.num_active)
         if why_not not in self._said:
             self._said.add(why_not)
             logger.info("no speculation: %s", why_not)

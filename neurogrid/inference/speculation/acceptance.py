@@ -58,6 +58,11 @@ class PassCosts:
         self._row = _USUAL_ROW
 
     @property
+    def one(self) -> float | None:
+        """Seconds of a pass of one token; None before the first."""
+        return self._one
+
+    @property
     def row(self) -> float:
         """The price of each further token of a pass, as a part of that of a pass of one."""
         return self._row

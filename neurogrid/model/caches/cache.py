@@ -209,17 +209,7 @@ class StageCache(DynamicCache):
         return is_last or self.shortest_cut(length) <= num_tokens
 
     def go_back(self, num_tokens: int) -> None:
-        """Forget the tokens of the last forward behind the first `num_tokens` of all, which stay where they are.
-
-        Raises:
-            ValueError: they are not some of that forward, or it was a prompt's. The cache is unchanged.
-            ModelError: an earlier forward failed half way.
-        """
-        began = self._began
-        if began is None or not began < num_tokens <= self.length or not self.can_go_back:
-            raise ValueError(
-                f"a cache of {self.length} tokens cannot go back to {num_tokens}: its last forward began at {began}"
-            )
+        """As `cut`, for few tokens: the others stay where they are, and so does the memory of those that go."""
         self.prepared = None
         if not self._check_cut(num_tokens):
             return

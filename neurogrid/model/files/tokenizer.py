@@ -101,6 +101,11 @@ class Tokenizer:
             else backend.all_special_ids
         )
 
+    def has_tokens_of(self, other: Tokenizer) -> bool:
+        """Whether both have the same tokens under the same ids."""
+        mine: dict[str, int] = self._backend.get_vocab()
+        return mine == other._backend.get_vocab()
+
     @classmethod
     def open(cls, path: str | Path) -> Tokenizer:
         """Read the tokenizer in the checkpoint directory `path`.
