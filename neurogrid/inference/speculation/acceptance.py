@@ -56,11 +56,12 @@ class PassCosts:
     def __init__(self) -> None:
         self._one: float | None = None
         self._row = _USUAL_ROW
+        self._draft: float | None = None
 
     @property
-    def one(self) -> float | None:
-        """Seconds of a pass of one token; None before the first."""
-        return self._one
+    def draft(self) -> float | None:
+        """What a draft model takes for a token, as a part of a pass of one; None before both were measured."""
+        return None if self._one is None or self._draft is None else self._draft / self._one
 
     @property
     def row(self) -> float:
@@ -78,6 +79,12 @@ class PassCosts:
         elif one and seconds < _OUTLIER * one * num_tokens:
             row = (seconds / one - 1) / (num_tokens - 1)
             self._row += _SMOOTHING * (min(max(row, 0.0), 1.0) - self._row)
+
+    def drafted(self, num_tokens: int, seconds: float) -> None:
+        """A draft model took so long for so many tokens, one or more."""
+        each = seconds / num_tokens
+        before = self._draft
+        self._draft = each if before is None else before + _SMOOTHING * (each - before)
 
 
 def length_that_pays(rates: Sequence[float], price: float, *, least_gain: float) -> int:

@@ -18,8 +18,9 @@ _CLASSES: Final = (0.2, 0.4, 0.6, 0.8, 0.9, 0.97)
 _BEFORE: Final = (0.2, 0.35, 0.5, 0.65, 0.8, 0.88, 0.95)
 _WEIGHT: Final = 4.0
 _KEPT: Final = 0.96
-# What a drafted token takes, as a part of a pass, before either was measured.
+# What a drafted token takes, as a part of a pass, before that was measured, by a draft of so many tokens.
 _USUAL_DRAFT: Final = 0.1
+_FIRST_DRAFT: Final = 2
 _SMOOTHING: Final = 1 / 8
 # Drafts that do not pay are left alone for so many tokens, then for twice as many.
 _MIN_REST: Final = 8
@@ -37,7 +38,6 @@ class DraftPace:
         self._costs = costs
         self._hits = [_WEIGHT * rate for rate in _BEFORE]
         self._seen = [_WEIGHT] * len(_BEFORE)
-        self._draft_seconds: float | None = None  # of one token
         # Tokens for the price of a pass of one, as they came of late.
         self._worth = 1.2
         self._rest, self._pause = 0, _MIN_REST
@@ -52,8 +52,8 @@ class DraftPace:
     @property
     def price(self) -> float:
         """What each drafted token costs, in the draft model and in the pass, as a part of a pass of one token."""
-        one, draft = self._costs.one, self._draft_seconds
-        return self._costs.row + (_USUAL_DRAFT if one is None or draft is None else draft / one)
+        draft = self._costs.draft
+        return self._costs.row + (_USUAL_DRAFT if draft is None else draft)
 
     def begins(self, most: int, *, least_gain: float) -> bool:
         """Whether to draft now, tokens of which so many may be proposed.
@@ -80,8 +80,7 @@ class DraftPace:
 
     def drafted(self, seconds: float) -> list[int]:
         """The draft is done, one token or more, and took so long; gives those to propose, if any pay."""
-        each, before = seconds / len(self._drafted), self._draft_seconds
-        self._draft_seconds = each if before is None else before + _SMOOTHING * (each - before)
+        self._costs.drafted(len(self._drafted), seconds)
         self._num_drafted = len(self._drafted)
         return [token_id for token_id, _ in self._drafted[: self._length]]
 
@@ -103,7 +102,7 @@ class DraftPace:
 
     def _begin(self, most: int, least_gain: float) -> None:
         self._drafted.clear()
-        self._most = most
+        self._most = most if self._costs.draft is not None else min(most, _FIRST_DRAFT)
         self._chance = self._tokens = 1.0
         self._best, self._length = least_gain, 0
         self._num_drafted = self._num_right = 0

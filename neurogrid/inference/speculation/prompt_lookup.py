@@ -1,8 +1,8 @@
 """Prompt lookup: what followed the last tokens when they stood in the sequence before is expected to follow again.
 
 Text that is edited, quoted or filled into a form repeats itself over long stretches. The place that is read from is
-kept as long as what comes is what stands there; where it is not, the latest place is looked up at which the last
-tokens, three at most, stood before. A pure machine.
+kept as long as what comes is what stands there; where it is not, a place close by is looked for at which it goes on, as
+after an edit, and the latest at which the last tokens, three at most, stood before. A pure machine.
 
 Source: Saxena 2023, "Prompt Lookup Decoding" (https://github.com/apoorvumang/prompt-lookup-decoding).
 """
@@ -18,6 +18,10 @@ __all__ = ["MAX_NGRAM", "PromptLookup"]
 
 # Tokens by which a place is looked up.
 MAX_NGRAM: Final = 3
+# After so many tokens of a place it is taken up again where it was left for another token, or so many tokens on: what
+# was edited there is short. That it is near is worth as much as a token more that matches.
+_MANY: Final = 6
+_NEAR: Final = 16
 # Tokens before a place of which it is known whether they match: of more nothing follows.
 _MAX_MATCHED: Final = 32
 
@@ -36,6 +40,7 @@ class PromptLookup:
         self._acceptance = Acceptance()
         self._place: int | None = None  # of the token that is expected
         self._num_matched = 0  # tokens before it that are the last of the sequence
+        self._left: int | None = None  # the place of a token in whose stead another came
         for token_id in tokens:
             self._append(token_id)
         self._look_up()
@@ -50,6 +55,8 @@ class PromptLookup:
             self._place += 1
             self._num_matched = min(self._num_matched + 1, _MAX_MATCHED)
         else:
+            if self._num_matched >= _MANY:
+                self._left = self._place
             self._place, self._num_matched = None, 0
         # Where few tokens match there may be a place where more do.
         if self._num_matched < MAX_NGRAM:
@@ -81,6 +88,12 @@ class PromptLookup:
     def _look_up(self) -> None:
         """Find the place before which most of the last tokens stand, if more do than where it is now."""
         tokens = self._tokens
+        if self._num_matched == 0 and self._left is not None:
+            # What was edited goes on near where it was left.
+            for near in range(self._left + 1, min(self._left + _NEAR, len(tokens))):
+                if tokens[near - 1] == tokens[-1]:
+                    self._place, self._num_matched = near, self._matching(near) + 1
+                    break
         for length in range(min(MAX_NGRAM, len(tokens)), self._num_matched, -1):
             place = self._behind.get(tuple(tokens[-length:]))
             if place is not None:
