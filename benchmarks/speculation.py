@@ -212,7 +212,7 @@ def worker(prefix: Sequence[str], address: str, port: int) -> Iterator[str]:
     """A worker that runs until the block is left; gives its address."""
     command = [
         *(*prefix, sys.executable, "-m", "neurogrid.cli.commands.worker", "--no-cache"),
-        *("--log-level", "error", "--listen", f"/ip4/{address}/tcp/{port}"),
+        *("--log-level", "error", "--insecure", "--listen", f"/ip4/{address}/tcp/{port}"),
     ]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
