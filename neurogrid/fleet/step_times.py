@@ -1,7 +1,7 @@
 """Times that one worker takes for a step, as far as its coordinator has seen them.
 
-Robust as retransmission timers are (RFC 6298): a smoothed mean, and how far off it usually is. Decode and prefill are
-known apart: a token costs less in company. Pure: data in, data out; what is done about a slow worker is not known here.
+Robust as retransmission timers are (RFC 6298): a smoothed mean, and how far off it usually is. Decode, prefill and few
+tokens, as proposed ones are, are known apart: a token costs less in company. Pure: data in, data out; what is done about a slow worker is not known here.
 
 Units: seconds; one "layer" is one token through one layer.
 """
@@ -23,6 +23,8 @@ DEVIATION_GAIN: Final = 1 / 4
 NUM_DEVIATIONS: Final = 4
 # Steps without which nothing is expected: the first ones choose kernels and fill pools.
 MIN_STEPS: Final = 4
+# A step of so many tokens costs more for each than a prompt's.
+FEW_TOKENS: Final = 32
 # Latest decode steps that are kept one by one.
 NUM_RECENT: Final = 512
 # Those of which the typical one is shown to people.
@@ -62,6 +64,7 @@ class StepTimes:
         self.is_slow = False
         self.suspicion = ""
         self._decode = _Smoothed()
+        self._few = _Smoothed()
         self._prefill = _Smoothed()
         self._recent: deque[tuple[int, float]] = deque(maxlen=NUM_RECENT)
         self._latest: deque[float] = deque(maxlen=NUM_SHOWN)
@@ -83,6 +86,8 @@ class StepTimes:
             self._latest.append(each)
             if computed is not None:
                 self._recent.append((num_layers, computed))
+        elif num_tokens <= FEW_TOKENS:
+            self._few.add(each)
         else:
             self._prefill.add(each)
 
@@ -96,7 +101,8 @@ class StepTimes:
         one = self._decode.upper
         if num_tokens == 1:
             return num_layers * one
-        each = self._prefill.upper if self._prefill.num_seen else one
+        company = self._few if num_tokens <= FEW_TOKENS else self._prefill
+        each = company.upper if company.num_seen else one
         return num_layers * (one + num_tokens * each)
 
     @property

@@ -324,7 +324,7 @@ async def test_a_worker_that_knows_of_none_is_never_taken_at_its_word() -> None:
                 asking = Protocol(other, role="coordinator")
                 await other.connect(host.addresses[0])
                 worker = RemoteWorkerV11(asking, host.peer_id, Timeouts())
-                assert await worker.open_session(SessionOpen(1, 0, 1, 9)) == Opened()
+                assert await worker.open_session(SessionOpen(1, 0, 1, 9, cuts=True)) == Opened()
                 with pytest.raises(PeerRefusedError, match="does not know of adapters") as refused:
                     await worker.open_session(SessionOpen(2, 0, 1, 9, adapter=bytes([1] * 32)))
                 assert refused.value.code == ErrorCode.NOT_SUPPORTED

@@ -282,3 +282,50 @@ async def test_not_finite_leaves_the_session_as_it_was(scene: Scene, model: Mode
         await peer.protocol.request(peer.worker_id, message, MessageType.RESPONSE, timeout=DEADLINE)
     assert refused.value.code == ErrorCode.NOT_FINITE
     assert await peer.length_of(7) == 0
+
+
+async def test_activations_may_begin_before_the_end_of_a_session_with_cuts(
+    scene: Scene, model: Model
+) -> None:
+    """And what comes then is what comes without what was cut off."""
+
+    async def give_the_same(one: int, other: int, num_tokens: int, position: int) -> bool:
+        gave = []
+        for session_id in (one, other):
+            reply = await peer.extend(session_id, num_tokens, position=position)
+            assert reply.envelope is not None
+            gave.append(torch.frombuffer(bytearray(reply.envelope.data), dtype=torch.float32))
+        return torch.allclose(*gave, rtol=1e-4, atol=1e-5)
+
+    async def is_refused(session_id: int, position: int) -> bool:
+        length = await peer.length_of(session_id)
+        with pytest.raises(PeerRefusedError) as refused:
+            await peer.extend(session_id, 1, position=position)
+        assert await peer.length_of(session_id) == length
+        return refused.value.code == ErrorCode.POSITION_MISMATCH
+
+    peer = await scene.peer()
+    await peer.bring(model)
+    await peer.open_session(7)
+    opened = SessionOpen(8, 0, 1, MAX_LENGTH, cuts=True)
+    ack = await peer.ask(MessageType.SESSION_OPEN, opened, MessageType.SESSION_ACK)
+    assert SessionAck.decode(ack.data) == SessionAck(8, cuts=True)
+    for session_id in (7, 8):
+        await peer.extend(session_id, 3)
+        assert await is_refused(session_id, 2)  # the first had `pos` 0
+    await peer.extend(8, 6, position=3)
+    assert await is_refused(8, 3)
+    assert await is_refused(8, 2)
+    for position in (3, 4):
+        await peer.extend(7, 1, position=position)
+    assert await is_refused(7, 4)  # it takes none
+    assert await give_the_same(8, 7, 2, 5)
+    assert await peer.length_of(8) == 7
+    query = await peer.ask(MessageType.SESSION_QUERY, SessionQuery(8), MessageType.SESSION_ACK)
+    assert SessionAck.decode(query.data) == SessionAck(8, length=7, last_position=5)
+    # A session that begins with what one is cut back to.
+    await peer.extend(8, 4, position=7)
+    opened = SessionOpen(9, 0, 1, MAX_LENGTH, prior=8, prior_length=9)
+    await peer.ask(MessageType.SESSION_OPEN, opened, MessageType.SESSION_ACK)
+    await peer.extend(7, 2, position=7)
+    assert await give_the_same(9, 7, 1, 9)
