@@ -1,7 +1,8 @@
 """Times that one worker takes for a step, as far as its coordinator has seen them.
 
 Robust as retransmission timers are (RFC 6298): a smoothed mean, and how far off it usually is. Decode, prefill and few
-tokens, as proposed ones are, are known apart: a token costs less in company. Pure: data in, data out; what is done about a slow worker is not known here.
+tokens, as proposed ones are, are known apart: a token costs less in company. Pure: data in, data out; what is done
+about a slow worker is not known here.
 
 Units: seconds; one "layer" is one token through one layer.
 """

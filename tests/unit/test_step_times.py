@@ -80,3 +80,17 @@ def test_the_bound_is_finite_and_not_below_what_a_steady_worker_takes(
     expected = times.expected(num_tokens, 1)
     assert expected is not None
     assert min(steps) * 0.99 <= expected < 1e4
+
+
+def test_few_tokens_say_nothing_of_a_prompt() -> None:
+    times = StepTimes()
+    for _ in range(20):
+        times.observe(1, 2, 0.1)
+        times.observe(512, 2, 1.0)
+    before = times.expected(512, 2)
+    for _ in range(20):
+        times.observe(9, 2, 0.2)
+    assert times.expected(512, 2) == before
+    few = times.expected(9, 2)
+    assert few is not None
+    assert 0.2 < few < 1.0
