@@ -132,8 +132,11 @@ def main() -> None:
             measured = trio.run(measure, path, delay / 1e3, options, Path(directory))
             rows += rows_of(delay, measured, options.rounds)
     size = "" if options.size == "embedded" else f"-{options.size}"
+    delay = options.delays[0]
+    # One place at a time does not take the place of all of them.
+    where = "" if options.delays[1:] else f"-{delay:g}ms" if delay else "-loopback"
     write_report(
-        f"speculation{size}",
+        f"speculation{size}{where}",
         f"Text that is given, behind prompts of {PROMPT_TOKENS} tokens, {options.tokens} tokens each, over "
         f"{NUM_STAGES} workers: tokens a pass, and the time of the tokens after the first without proposals over that "
         f"with them, in the same round. Medians of {options.rounds} rounds (minimum to maximum); the model is "

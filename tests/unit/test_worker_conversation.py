@@ -295,7 +295,7 @@ async def test_activations_may_begin_before_the_end_of_a_session_with_cuts(
             reply = await peer.extend(session_id, num_tokens, position=position)
             assert reply.envelope is not None
             gave.append(torch.frombuffer(bytearray(reply.envelope.data), dtype=torch.float32))
-        return torch.allclose(*gave, rtol=1e-4, atol=1e-5)
+        return torch.allclose(gave[0], gave[1], rtol=1e-4, atol=1e-5)
 
     async def is_refused(session_id: int, position: int) -> bool:
         length = await peer.length_of(session_id)
