@@ -115,6 +115,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--tokens", type=int, default=96)
     parser.add_argument("--delays", type=float, nargs="+", default=[0.0, 40.0], help="one way, ms")
+    parser.add_argument("--texts", nargs="+", help="only these; none for all")
     parser.add_argument("--size", choices=("embedded", *SIZES), default="embedded")
     parser.add_argument("--inside", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -135,6 +136,7 @@ def main() -> None:
     delay = options.delays[0]
     # One place at a time does not take the place of all of them.
     where = "" if options.delays[1:] else f"-{delay:g}ms" if delay else "-loopback"
+    where += "" if options.texts is None else "-some"
     write_report(
         f"speculation{size}{where}",
         f"Text that is given, behind prompts of {PROMPT_TOKENS} tokens, {options.tokens} tokens each, over "
@@ -204,6 +206,7 @@ async def measure(
             "listen": f"/ip4/{address}/tcp/{port}",
             "tokens": options.tokens,
             "rounds": options.rounds,
+            "texts": options.texts,
         }
         command = [*prefix, sys.executable, __file__, "--inside", json.dumps(told)]
         done = await trio.run_process(command, capture_stdout=True)
@@ -282,7 +285,8 @@ async def write_all(told: dict[str, Any]) -> None:
                 )
             for number in range(told["rounds"] + 1):
                 for text in texts(told["tokens"]):
-                    if text.drafted and small is None:
+                    is_asked_for = told["texts"] is None or text.name in told["texts"]
+                    if not is_asked_for or (text.drafted and small is None):
                         continue
                     for length in LENGTHS:
                         run = await write(coordinator, text, length, small)

@@ -112,6 +112,11 @@ class Draft:
             self._fed.clear()
             self._draft_model.closed()
 
+    @property
+    def worth(self) -> float:
+        """See `DraftPace.worth`."""
+        return self._pace.worth if self._is_open else 1.0
+
     def came(self, token_id: int) -> None:
         """A token was chosen, proposed or not."""
         self._pace.came(token_id)

@@ -55,6 +55,11 @@ class DraftPace:
         draft = self._costs.draft
         return self._costs.row + (_USUAL_DRAFT if draft is None else draft)
 
+    @property
+    def worth(self) -> float:
+        """What came of drafts of late, as tokens for the price of a pass of one; 1 while none are written."""
+        return 1.0 if self._rest else self._worth
+
     def begins(self, most: int, *, least_gain: float) -> bool:
         """Whether to draft now, tokens of which so many may be proposed.
 

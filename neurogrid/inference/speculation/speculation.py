@@ -38,6 +38,10 @@ _LONG_PROMPT: Final = 2048
 class Draft(Protocol):
     """What a draft model writes for one generation."""
 
+    @property
+    def worth(self) -> float:
+        """What came of it of late, as tokens for the price of a pass of one; 1 while it writes none."""
+
     def came(self, token_id: int) -> None:
         """A token was chosen, proposed or not."""
 
@@ -107,10 +111,13 @@ class Proposer:
         """
         most = min(room, MAX_PROPOSED)
         least_gain = max(LEAST_GAIN, float(num_sessions))
-        found = self._lookup.propose(most, self._costs.row, least_gain=least_gain)
-        if found or self._draft is None or most < 1:
+        draft = self._draft
+        # Text that is found has to be better than what a draft would give.
+        worth = least_gain if draft is None else max(least_gain, draft.worth)
+        found = self._lookup.propose(most, self._costs.row, least_gain=worth)
+        if found or draft is None or most < 1:
             return found
-        return await self._draft.propose(tokens, most, least_gain=least_gain)
+        return await draft.propose(tokens, most, least_gain=least_gain)
 
     def took(self, num_tokens: int, seconds: float, *, num_sessions: int) -> None:
         """A pass of so many tokens took so long."""
