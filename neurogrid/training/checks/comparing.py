@@ -29,6 +29,9 @@ __all__ = [
     "sums_of",
 ]
 
+# Of a chunk: about the least normal binary32.
+_LEAST_NORM = 1e-36
+
 
 def sums_of(a: Tensor, b: Tensor, settings: Settings) -> list[Sums]:
     """The sums of each tensor of two vectors, float [n]."""
@@ -69,7 +72,7 @@ def encoding_error(kept: Tensor, coefficients: Coefficients, settings: Settings)
 
     Returns:
         A share of the norm of a chunk, the largest of all chunks: by how much a coefficient that was left out is
-        greater than one that was sent, or a value is off. A chunk of zeros may send any.
+        greater than one that was sent, or a value is off. Infinite where a chunk of zeros sends anything.
     """
     worst = 0.0
     for coefficients_CS, places_CK, values_CK in _chunks(kept, coefficients, settings):
@@ -80,10 +83,14 @@ def encoding_error(kept: Tensor, coefficients: Coefficients, settings: Settings)
         left_C = sizes_CS.scatter(1, places_CK, -1.0).max(dim=1).values
         errors = [(left_C - least_C).unsqueeze(1)]
         if settings.is_one_bit:
-            is_wrong_CK = (chosen_CK < 0) != (values_CK < 0)
-            errors.append(chosen_CK.abs() * is_wrong_CK)
+            # As a number that is no normal binary32 the encoder may have taken it for 0.
+            is_least_CK = (values_CK == 0) & (norm_C1 < _LEAST_NORM)
+            is_wrong_CK = ((chosen_CK < 0) != (values_CK < 0)) | (values_CK == 0)
+            errors.append(chosen_CK.abs() * (is_wrong_CK & ~is_least_CK))
         else:
             errors.append((values_CK - chosen_CK).abs())
+        if bool(((norm_C1 == 0) & (values_CK != 0)).any()):
+            return math.inf
         for error in errors:
             share = torch.where(norm_C1 == 0, torch.zeros_like(error), error / norm_C1)
             worst = max(worst, _or_infinite(float(share.max())))

@@ -37,7 +37,7 @@ class Coefficients:
 
     Attributes:
         positions: int64 [m], places among all coefficients.
-        values: float32 [m]; in one bit, 1 or -1.
+        values: float32 [m]; in one bit, 1 or -1, or all 0 in a chunk of which nothing is sent.
     """
 
     positions: Tensor
@@ -148,21 +148,28 @@ class Distro:
         check_vector("the gradient", gradient, self.theta.numel())
         check_finite("the gradient", gradient)
         self._momentum.mul_(self._decay).add_(gradient, alpha=lr)
-        positions, values, start = [], [], 0
+        positions, values, signs, start = [], [], [], 0
         for transform, piece in zip(
             self._transforms, self._momentum.split(self._sizes), strict=True
         ):
             coefficients_CS = transform.encode(piece)
             k = min(self._top_k, transform.chunk_size)
             places_CK = coefficients_CS.abs().topk(k, dim=1).indices.sort(dim=1).values
+            # Of zeros none is the greatest: on all machines it is the first that are named, and nothing that is sent.
+            is_empty_C1 = ~coefficients_CS.any(dim=1, keepdim=True)
+            places_CK = torch.where(is_empty_C1, torch.arange(k, device=piece.device), places_CK)
             first = torch.arange(transform.num_chunks, device=piece.device) * transform.chunk_size
             positions.append((places_CK + first.unsqueeze(1) + start).flatten())
-            values.append(coefficients_CS.gather(1, places_CK).flatten())
+            values_CK = coefficients_CS.gather(1, places_CK)
+            values.append(values_CK.flatten())
+            signs.append(
+                torch.where(values_CK < 0, -1.0, 1.0).masked_fill_(is_empty_C1, 0.0).flatten()
+            )
             start += piece.numel()
         whole = Coefficients(torch.cat(positions), torch.cat(values))
         sent = whole
         if self._one_bit:
-            sent = Coefficients(whole.positions, torch.where(whole.values < 0, -1.0, 1.0))
+            sent = Coefficients(whole.positions, torch.cat(signs))
         self._sent = whole, sent, lr
         return sent
 
@@ -266,10 +273,15 @@ class Distro:
                 raise ValueError("a coefficient lies outside its chunk")
             if bool((places_CK.diff(dim=1) <= 0).any()):
                 raise ValueError("the coefficients of a chunk must ascend, each once")
+            if self._one_bit:
+                values_CK = coefficients.values[taken : taken + chunks * k].view(chunks, k)
+                is_empty_C = ~values_CK.any(dim=1)
+                if bool((values_CK[~is_empty_C].abs() != 1).any()):
+                    raise ValueError("a coefficient in one bit is neither 1 nor -1")
+                if bool((places_CK[is_empty_C] != torch.arange(k, device=places_CK.device)).any()):
+                    raise ValueError("a chunk of which nothing is sent names others than its first")
             start += chunks * transform.chunk_size
             taken += chunks * k
-        if self._one_bit and bool((coefficients.values.abs() != 1).any()):
-            raise ValueError("a coefficient in one bit is neither 1 nor -1")
 
     @property
     def chunks(self) -> tuple[tuple[int, int, int], ...]:

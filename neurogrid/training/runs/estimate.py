@@ -174,9 +174,12 @@ def activation_bytes(run: RunFile, *, hidden_size: int, num_layers: int, vocab_s
 def distro_bytes(run: RunFile, num_parameters: int) -> int:
     """A member's result of a round with method "distro", where sides of tensors are whole chunks; else about that."""
     size = run.distro.chunk**2
-    sent = -(-num_parameters // size) * min(run.distro.top_k, size)
+    chunks = -(-num_parameters // size)
+    sent = chunks * min(run.distro.top_k, size)
     width = 0 if run.distro.top_k >= size else (size - 1).bit_length()
-    return 8 + -(-sent * (width + (1 if run.distro.one_bit else 32)) // 8)
+    if not run.distro.one_bit:
+        return 8 + -(-sent * (width + 32) // 8)
+    return 8 + -(-sent * (width + 1) // 8) + -(-chunks // 8)
 
 
 def codec_bytes(codec: str, num_elements: int) -> int:

@@ -15,7 +15,7 @@ __all__ = ["ResultPlan"]
 
 _MAX_COEFFICIENTS: Final = 2**32 - 1
 _HEADER: Final = struct.Struct("<BBHI")
-_VERSION: Final = 1
+_VERSION: Final = 2
 _ONE_BIT: Final = 1
 
 
@@ -55,14 +55,27 @@ class ResultPlan:
             for chunks, size in self.tensors
         )
         number = self.num_coefficients
-        return _HEADER.size + places + ((number + 7) // 8 if self.one_bit else 4 * number)
+        if not self.one_bit:
+            return _HEADER.size + places + 4 * number
+        return _HEADER.size + places + (number + 7) // 8 + (self._num_chunks + 7) // 8
+
+    @property
+    def _num_chunks(self) -> int:
+        return sum(chunks for chunks, _ in self.tensors)
+
+    @property
+    def _num_sent(self) -> Any:
+        """Coefficients of each chunk that are sent: int64 [chunks]."""
+        sent = [min(self.top_k, size) for _, size in self.tensors]
+        return np.repeat(np.array(sent, np.int64), [chunks for chunks, _ in self.tensors])
 
     def encode(self, positions: Any, values: Any) -> bytes:
         """A result as bytes.
 
         Args:
             positions: int64 [num_coefficients], places among all coefficients of all tensors, ascending.
-            values: float32 [num_coefficients], finite; 1 or -1 in one bit.
+            values: float32 [num_coefficients], finite; in one bit 1 or -1, or all 0 in a chunk of which nothing is
+                sent, whose places are its first.
 
         Raises:
             ValueError: they are not what this plan has.
@@ -85,9 +98,9 @@ class ResultPlan:
                 parts.append(_pack(offsets.ravel(), width))
             taken, start = taken + chunks * k, start + chunks * size
         if self.one_bit:
-            if not (np.abs(numbers) == 1).all():
-                raise ValueError("a value in one bit is neither 1 nor -1")
+            is_empty = self._empty(places, numbers)
             parts.append(np.packbits(numbers < 0, bitorder="little").tobytes())
+            parts.append(np.packbits(is_empty, bitorder="little").tobytes())
         else:
             parts.append(numbers.astype("<f4").tobytes())
         return b"".join(parts)
@@ -117,12 +130,41 @@ class ResultPlan:
             found.append((offsets + first).ravel())
             at, start = at + num_bytes, start + chunks * size
         if self.one_bit:
-            values = 1 - 2 * _unpack(data[at:], number, 1).astype(np.float32)
+            stop = at + (number + 7) // 8
+            values = 1 - 2 * _unpack(data[at:stop], number, 1).astype(np.float32)
+            is_empty = np.repeat(_unpack(data[stop:], self._num_chunks, 1) == 1, self._num_sent)
+            if (values[is_empty] < 0).any():
+                raise ValueError("a chunk of which nothing is sent has a sign")
+            values[is_empty] = 0
+            self._empty(np.concatenate(found) if found else np.empty(0, np.int64), values)
         else:
             values = np.frombuffer(data, dtype="<f4", offset=at).astype(np.float32)
         if not np.isfinite(values).all():
             raise ValueError("a value is infinite or no number")
         return np.concatenate(found) if found else np.empty(0, np.int64), values
+
+    def _empty(self, places: Any, values: Any) -> Any:
+        """Chunks of which nothing is sent, in one bit: bool [chunks].
+
+        Raises:
+            ValueError: a value is no sign, or such a chunk names others than its first.
+        """
+        num_sent = self._num_sent
+        ends = np.cumsum(num_sent)
+        is_empty = (
+            np.add.reduceat(np.abs(values), ends - num_sent) == 0 if len(ends) else num_sent > 0
+        )
+        of_each = np.repeat(is_empty, num_sent)
+        if not (np.abs(values[~of_each]) == 1).all():
+            raise ValueError("a value in one bit is neither 1 nor -1")
+        sizes = np.concatenate(
+            [np.full(chunks, size, np.int64) for chunks, size in self.tensors] or [num_sent]
+        )
+        firsts = np.repeat(np.cumsum(sizes) - sizes, num_sent)
+        ranks = np.arange(len(places)) - np.repeat(ends - num_sent, num_sent)
+        if (places[of_each] != (firsts + ranks)[of_each]).any():
+            raise ValueError("a chunk of which nothing is sent names others than its first")
+        return is_empty
 
 
 def _width(top_k: int, size: int) -> int:

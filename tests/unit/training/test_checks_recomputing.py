@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
@@ -41,6 +42,7 @@ from neurogrid.training.checks import (
     sums_of,
     vector_id,
 )
+from neurogrid.training.checks.comparing import encoding_error
 from neurogrid.training.optimizers import Coefficients, Distro
 from neurogrid.training.runs.outer_state import digest_of
 
@@ -312,6 +314,22 @@ def test_what_was_fetched_is_checked() -> None:
     wrong = replace(made.material, kept=torch.ones_like(start()))
     with pytest.raises(MaterialError, match="kept"):
         audit(made.claim, made.coefficients, wrong, rough, LR, SETTINGS, Band(), is_agreed=True)
+
+
+def test_of_a_chunk_of_zeros_nothing_may_be_sent_and_of_others_something_must() -> None:
+    settings = Settings(((4, 8),), 3, 4, 0.999, is_one_bit=True)
+    distro = Distro(torch.zeros(32), settings.shapes, top_k=3, max_side=4, one_bit=True)
+    half = torch.linspace(-1, 1, 32).reshape(4, 8)
+    half[:, 4:] = 0
+    right = distro.encode(half.flatten(), 0.5)
+    (kept,) = distro.own_vectors()
+    assert encoding_error(kept, right, settings) < 1e-6
+    values = right.values.clone()
+    values[3:] = 1.0
+    assert encoding_error(kept, Coefficients(right.positions, values), settings) == math.inf
+    none = Coefficients(torch.tensor([0, 1, 2, 16, 17, 18]), torch.zeros(6))
+    distro.check(none)
+    assert encoding_error(kept, none, settings) > 0.1
 
 
 # Evidence

@@ -163,6 +163,20 @@ def test_directions_that_cancel_are_no_step() -> None:
     assert member.theta.tolist() == [0.0, -1.0, -1.0, 0.0]
 
 
+@pytest.mark.parametrize("one_bit", [False, True])
+def test_weights_that_nobody_has_a_gradient_of_stay(one_bit: bool) -> None:
+    """Rows of an embedding whose tokens nobody saw: signs have no zero, so nothing is sent of them."""
+    member = Distro(torch.ones(32), [(8, 4)], top_k=5, max_side=4, one_bit=one_bit)
+    gradient = torch.zeros(8, 4)
+    gradient[:4] = torch.linspace(-1, 1, 16).reshape(4, 4)
+    sent = member.encode(gradient.flatten(), 0.5)
+    assert sent.positions[5:].tolist() == [16, 17, 18, 19, 20]
+    assert not sent.values[5:].any()
+    member.commit(member.mean([sent]))
+    assert torch.equal(member.theta[16:], torch.ones(16))
+    assert (member.theta[:16] != 1).any()
+
+
 def test_a_failed_exchange_loses_nothing() -> None:
     member = make()
     member.encode(random(1), 0.5)

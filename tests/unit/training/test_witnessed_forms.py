@@ -166,6 +166,14 @@ def test_a_result_reads_as_it_was_written(plan: ResultPlan, seed: int) -> None:
     positions = [start + o for start, of in zip(starts, offsets, strict=True) for o in of]
     signs = [random.choice([1.0, -1.0]) for _ in positions]
     values = signs if plan.one_bit else [sign * random.random() for sign in signs]
+    if plan.one_bit:  # of a third of the chunks nothing is sent
+        at = 0
+        for start, of in zip(starts, offsets, strict=True):
+            if random.random() < 1 / 3:
+                of[:] = range(len(of))
+                positions[at : at + len(of)] = range(start, start + len(of))
+                values[at : at + len(of)] = [0.0] * len(of)
+            at += len(of)
     data = plan.encode(np.array(positions, np.int64), np.array(values, np.float32))
     tensors = [list(each) for each in plan.tensors]
     assert data == book.result(tensors, plan.top_k, plan.one_bit, offsets, values)
@@ -178,7 +186,7 @@ def test_a_result_reads_as_it_was_written(plan: ResultPlan, seed: int) -> None:
 @settings(max_examples=200)
 @given(plan=PLANS, data=st.binary(max_size=200), seed=st.integers(0, 2**32))
 def test_what_is_no_result_is_refused_or_is_one(plan: ResultPlan, data: bytes, seed: int) -> None:
-    head = bytes([1, plan.one_bit, 0, 0]) + plan.num_coefficients.to_bytes(4, "little")
+    head = bytes([2, plan.one_bit, 0, 0]) + plan.num_coefficients.to_bytes(4, "little")
     body = Random(seed).randbytes(plan.num_bytes - 8)
     for each in (data, head + data, head + body):
         try:
@@ -191,7 +199,7 @@ def test_what_is_no_result_is_refused_or_is_one(plan: ResultPlan, data: bytes, s
 def test_a_result_of_something_else_is_not_written() -> None:
     plan = ResultPlan(((2, 8),), 2, one_bit=True)
     right = np.array([0, 3, 8, 15]), np.array([1, -1, 1, 1])
-    assert len(plan.encode(*right)) == plan.num_bytes == 8 + 2 + 1
+    assert len(plan.encode(*right)) == plan.num_bytes == 8 + 2 + 1 + 1
     for positions, values, what in [
         ([0, 3, 8], [1, 1, 1], "4 coefficients"),
         ([0, 3, 8, 15], [1, 1, 1], "4 coefficients"),
@@ -199,6 +207,8 @@ def test_a_result_of_something_else_is_not_written() -> None:
         ([0, 3, 8, 16], [1, 1, 1, 1], "outside"),
         ([3, 0, 8, 15], [1, 1, 1, 1], "ascend"),
         ([0, 3, 8, 15], [1, 1, 1, 0.5], "neither"),
+        ([0, 3, 8, 15], [1, 1, 1, 0], "neither"),
+        ([0, 3, 8, 15], [1, 1, 0, 0], "first"),
         ([0, 3, 8, 15], [1, 1, 1, np.nan], "infinite"),
     ]:
         with pytest.raises(ValueError, match=what):

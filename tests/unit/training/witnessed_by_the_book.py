@@ -147,7 +147,7 @@ def result(
     tensors: list[list[int]], top_k: int, one_bit: bool, offsets: list[list[int]], values: Any
 ) -> bytes:
     """A result; offsets: of each chunk of each tensor in turn."""
-    taken, found = list(offsets), b""
+    taken, found, num_values, empty = list(offsets), b"", 0, ""
     for chunks, size in tensors:
         bits = ""
         for chunk in [taken.pop(0) for _ in range(chunks)]:
@@ -157,9 +157,14 @@ def result(
         found += bytes_of(bits)
     if one_bit:
         found += bytes_of("".join("1" if value < 0 else "0" for value in values))
+        for chunk in offsets:
+            own = values[num_values : num_values + len(chunk)]
+            num_values += len(chunk)
+            empty += "0" if any(own) else "1"
+        found += bytes_of(empty)
     else:
         found += struct.pack(f"<{len(values)}f", *values)
-    return bytes([1, int(one_bit), 0, 0]) + u32(len(values)) + found
+    return bytes([2, int(one_bit), 0, 0]) + u32(len(values)) + found
 
 
 def bytes_of(bits: str) -> bytes:
