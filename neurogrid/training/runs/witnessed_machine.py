@@ -32,6 +32,7 @@ from neurogrid.training.runs.run_file import RunFile
 from neurogrid.training.runs.state import Phase, RunState
 from neurogrid.training.witnessed import (
     EpochMember,
+    EpochPhase,
     EpochRules,
     EpochState,
     Event,
@@ -134,6 +135,8 @@ class WitnessedMachine(RunMachine):
 
     Attributes:
         epoch_rules, epoch: as of now.
+        cooldown_draw: the draw of the tick with which the last cooldown began, by which the claims of the epoch's last
+            round are drawn; empty before one.
     """
 
     def __init__(
@@ -146,6 +149,7 @@ class WitnessedMachine(RunMachine):
     ) -> None:
         super().__init__(rules, state, rules_at)
         self.epoch_rules, self.epoch = epochs, epoch
+        self.cooldown_draw = b""
 
     def tick(
         self,
@@ -166,6 +170,8 @@ class WitnessedMachine(RunMachine):
         if after == before:
             return False
         self.epoch = after
+        if after.going is EpochPhase.COOLDOWN and before.going is not EpochPhase.COOLDOWN:
+            self.cooldown_draw = draw
         self._entries.append(
             EpochEntry(now, draw, batches, tuple(map(event_json, told)), after.digest())
         )

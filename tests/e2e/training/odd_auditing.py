@@ -5,6 +5,7 @@ Run as a program with what is odd about it, and the options of `neurogrid-worker
     other    it trains on other samples than it was given, and claims what came of it
     random   it claims and sends a random gradient
     accuser  it says of each claim that it looks at, that it is false
+    cover    it says of each claim that it looks at, that it holds
     forger   it sends findings in the name of others, and about claims at which it was not to look
     silent   it gives nobody its momenta
     mute     it commits to results without claims
@@ -54,6 +55,11 @@ def accusation(auditing: Any, finding: Finding) -> Finding:
     return replace(finding, kept=bytes(32), excess=7.0)
 
 
+def acquittal(auditing: Any, finding: Finding) -> Finding:
+    """Of whatever was found."""
+    return replace(finding, excess=0.0)
+
+
 async def work_and_forge(auditing: Any, gradient: Any) -> None:
     """Findings against all that claimed, in all names, and one that is signed by nobody, before what is due."""
     rounds = auditing._rounds._rounds.values()
@@ -93,6 +99,8 @@ if __name__ == "__main__":
         _Member._gradient = random_gradient  # type: ignore[method-assign]
     elif kind == "accuser":
         Auditing.said_of = accusation  # type: ignore[method-assign]
+    elif kind == "cover":
+        Auditing.said_of = acquittal  # type: ignore[method-assign]
     elif kind == "forger":
         Auditing.work = work_and_forge  # type: ignore[method-assign]
     elif kind == "silent":

@@ -11,7 +11,7 @@ Source: protocol_spec/training/witnessed.md, "Audits".
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -42,7 +42,15 @@ from neurogrid.training.leading.witnessed.epoch_messages import round_works
 from neurogrid.training.runs.run_file import ChecksSection
 from neurogrid.training.runs.witnessed_machine import WitnessedMachine
 from neurogrid.training.wire.runs import RoundCommitment, RoundEvidence, RoundFinding
-from neurogrid.training.witnessed import Eject, EpochMember, EpochState, Event, Health, Left
+from neurogrid.training.witnessed import (
+    Eject,
+    EpochMember,
+    EpochPhase,
+    EpochState,
+    Event,
+    Health,
+    Left,
+)
 
 __all__ = ["RoundAudits"]
 
@@ -66,7 +74,7 @@ class _Round:
         audits: that were drawn; None before.
         findings: signed, by the seat that claimed and the one that has found; empty of who was given nothing.
         cases: by the seat that claimed.
-        closed: seats whose cases are over.
+        closed: what cases have come to that are over, by the seat that claimed; None where nobody could judge.
     """
 
     epoch: int
@@ -79,7 +87,7 @@ class _Round:
     audits: tuple[Audit, ...] | None = None
     findings: dict[tuple[int, int], tuple[Finding | None, bytes]] = field(default_factory=dict)
     cases: dict[int, Case] = field(default_factory=dict)
-    closed: set[int] = field(default_factory=set)
+    closed: dict[int, tuple[Case, Verdict] | None] = field(default_factory=dict)
 
 
 class RoundAudits:
@@ -141,25 +149,56 @@ class RoundAudits:
                     for each in after.agreed
                 }
             )
+        if after.going is EpochPhase.COOLDOWN and before.going is not EpochPhase.COOLDOWN:
+            self._draw(self._machine.cooldown_draw, after.seats)
         key = after.epoch, after.round
         if not after.has_round or (self._rounds and self._key(self._rounds[-1]) == key):
             return
-        drawn = next((each for each in reversed(self._rounds) if each.agreed is not None), None)
         self._rounds = [each for each in self._rounds if each.agreed is not None][1 - _NUM_KEPT :]
         members = {each.seat: each for each in after.members}
         self._rounds.append(_Round(after.epoch, after.round, after.made, after.seats, members))
         self._claims.keep([(each.seat, each.incarnation) for each in after.members])
+        self._draw(after.seed, after.seats)
+
+    def _draw(self, seed: bytes, seats: Sequence[int]) -> None:
+        """Draw who looks at claims of the last round in which something was agreed, once."""
+        drawn = next((each for each in reversed(self._rounds) if each.agreed is not None), None)
         # Of a round that is made again nothing more is drawn.
         if drawn is None or drawn.agreed is None or drawn.audits is not None:
             return
         drawn.audits = audits_of(
-            after.seed,
+            seed,
             drawn.agreed,
             drawn.seats,
-            after.seats,
+            seats,
             self._section.audit,
             self._section.auditors,
         )
+
+    def unfinished(self, is_here: Callable[[str], bool]) -> tuple[list[Audit], int]:
+        """What is still to come of the claims of the last round that was agreed on.
+
+        Args:
+            is_here: whether a peer is connected: of others nothing is to be expected.
+
+        Returns:
+            Audits that were drawn and of which nothing was told, and the number of cases that are open, of any round.
+        """
+        num_open = sum(len(each.cases) for each in self._rounds)
+        last = next((each for each in reversed(self._rounds) if each.agreed is not None), None)
+        if last is None:
+            return [], num_open
+        waited = [
+            each
+            for each in last.audits or ()
+            if (each.seat, each.auditor) not in last.findings
+            and each.seat in last.claims
+            and each.seat not in last.closed
+            and self._is_healthy(last.members[each.seat])
+            and self._is_healthy(last.members[each.auditor])
+            and is_here(last.members[each.auditor].peer)
+        ]
+        return waited, num_open
 
     def take_claim(self, said: RoundCommitment, member: EpochMember) -> None:
         """A member commits itself to a result; its claim is of the round under way.
@@ -213,9 +252,12 @@ class RoundAudits:
             raise self._refused(peer, f"a finding in the name of seat {said.seat}")
         if not self._is_healthy(member):
             return
-        if (said.about, said.seat) in round_.findings or said.about in round_.closed:
+        if (said.about, said.seat) in round_.findings:
             return
-        case = round_.cases.get(said.about)
+        over = round_.closed.get(said.about)
+        if over is None and said.about in round_.closed:
+            return
+        case = round_.cases.get(said.about) if over is None else over[0]
         is_drawn = Audit(said.about, said.seat) in (round_.audits or ())
         if claimed is None or not (is_drawn or (case is not None and said.seat in case.judges)):
             raise self._refused(
@@ -235,7 +277,9 @@ class RoundAudits:
         if is_drawn:
             self.num_made += 1
             self.num_held += finding is not None and finding.holds
-        if case is not None:
+        if over is not None:
+            self._name_liars(round_, *over)
+        elif case is not None:
             case.vote(said.seat, vote_of(finding))
         elif finding is None or finding.accuses:
             self._open(round_, said.about, said.seat, finding, now)
@@ -300,7 +344,7 @@ class RoundAudits:
         text = f"{self._called(accuser.peer)} {what}, of round {round_.round}"
         if not case.can_be_judged:
             self._warn(f"{text}: nobody can judge, for there are fewer than three members")
-            round_.closed.add(about)
+            round_.closed[about] = None
             return
         self._warn(f"{text}: the others look at it, too")
         round_.cases[about] = case
@@ -313,7 +357,7 @@ class RoundAudits:
                 verdict = case.verdict(math.inf if is_late else now)
                 if verdict is not Verdict.OPEN:
                     del round_.cases[about]
-                    round_.closed.add(about)
+                    round_.closed[about] = case, verdict
                     self._close(round_, case, verdict)
         events, self._events = self._events, []
         return events
@@ -344,6 +388,33 @@ class RoundAudits:
                 f"the claim of {self._called(accused.peer)} of round {round_.round} stays as it is: not enough members "
                 f"have found the same ({self._counts(case)})"
             )
+        self._name_liars(round_, case, verdict)
+
+    def _name_liars(self, round_: _Round, case: Case, verdict: Verdict) -> None:
+        """Put out judges that say what nobody honest can have found, beside what most have found."""
+        evidence = self._evidence(round_, case)
+        if verdict not in (Verdict.ACCUSED, Verdict.ACCUSER) or not evidence:
+            return
+        accuses = verdict is Verdict.ACCUSER  # and so do they, or the other way round
+        found = {
+            seat: finding
+            for seat in sorted(case.judges)
+            if (finding := round_.findings.get((case.accused, seat), (None, b""))[0]) is not None
+        }
+        most = sum(each.holds if accuses else each.accuses for each in found.values())
+        if 2 * most <= len(case.judges):
+            return  # between the two, honest members may have found either
+        of_whom = self._called(round_.members[case.accused].peer)
+        for seat, each in found.items():
+            member = round_.members[seat]
+            if (each.accuses if accuses else each.holds) and self._is_healthy(member):
+                said = "is false" if accuses else "holds"
+                self._eject(
+                    member,
+                    evidence,
+                    f"it says that the claim of {of_whom} of round {round_.round} {said}, which is not so: "
+                    f"{self._counts(case)}",
+                )
 
     def _counts(self, case: Case) -> str:
         votes = [str(each) for each in case.votes.values()]

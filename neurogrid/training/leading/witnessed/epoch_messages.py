@@ -36,6 +36,8 @@ def epoch_message(
     state = machine.epoch
     is_cold = state.going in (EpochPhase.WAITING_FOR_MEMBERS, EpochPhase.WARMUP)
     has_pieces = is_cold and weights.round == state.made
+    is_cooldown = state.going is EpochPhase.COOLDOWN
+    is_drawn = state.has_round or is_cooldown
     return Epoch(
         run=run,
         number=number,
@@ -44,8 +46,8 @@ def epoch_message(
         round=state.round,
         step=state.made,
         left=max(left, 0.0),
-        seed=state.seed if state.has_round else b"",
-        seats=state.seats if state.has_round else (),
+        seed=(machine.cooldown_draw if is_cooldown else state.seed) if is_drawn else b"",
+        seats=state.seats if is_drawn else (),
         batch_samples=machine.rules.batch_samples,
         members=tuple(
             EpochSeat(

@@ -165,7 +165,7 @@ class WitnessedLeader:
         self._reports: dict[str, EpochReport] = {}
         self._events = RoundEvents(facts.run_id, exchange, machine, self._members, progress)
         self._agreement = WeightAgreement()
-        self._is_fetching = False
+        self._is_fetching = self._awaits_audits = False
         self._num_messages = 0
         self._num_dropped: dict[str, int] = {}
         self._audits: RoundAudits | None = None
@@ -271,20 +271,26 @@ class WitnessedLeader:
                 self._events.add(event)
         if not self._is_fetching:
             self._check_weights()
-            while self._tick(nursery):
+            while self._tick(nursery, self._clock()):
+                pass
+        elif self._awaits_audits:
+            # The cooldown lasts; but who is gone, or ejected, is so.
+            while self._tick(nursery, self._machine.epoch.began):
                 pass
         now, until = self._clock(), due(self._machine.epoch_rules, self._machine.epoch)
-        pause = HEARTBEAT if until is None else min(max(until - now, 0.02), HEARTBEAT)
+        pause = HEARTBEAT
+        if until is not None and not self._is_fetching:
+            pause = min(max(until - now, 0.02), HEARTBEAT)
         with trio.move_on_after(pause):
             await changed.wait()
 
-    def _tick(self, nursery: trio.Nursery) -> bool:
-        """Have the machine go on; whether something has changed."""
+    def _tick(self, nursery: trio.Nursery, now: float) -> bool:
+        """Have the machine go on, at this time; whether something has changed."""
         before, events = self._machine.epoch, self._events.take()
         self._hear_losses()
         rounds, seats = self._machine.state.round, dict(self._machine.state.seats)
         draw = secrets.token_bytes(_DRAW_BYTES)
-        if not self._machine.tick(self._clock(), events, draw, self._name_of):
+        if not self._machine.tick(now, events, draw, self._name_of):
             return False
         if self._audits is not None:
             self._audits.ticked(before)
@@ -311,8 +317,6 @@ class WitnessedLeader:
         return self._members.get(peer).name
 
     def _say_end(self) -> None:
-        if self._audits is not None:
-            self._progress.say(self._audits.line())
         epoch = self._machine.epoch
         why = {
             "members": "there are too few members",
@@ -470,6 +474,7 @@ class WitnessedLeader:
     async def _keep_epoch(self) -> None:
         """Take the weights of an epoch over, and make a checkpoint of them."""
         try:
+            await self._finish_audits()
             epoch = self._machine.epoch
             if self._weights.round == epoch.made:
                 return
@@ -485,6 +490,28 @@ class WitnessedLeader:
         finally:
             self._is_fetching = False
             self._members.changed.set()
+
+    async def _finish_audits(self) -> None:
+        """Have the claims of the epoch's last round looked at, before its weights are kept."""
+        audits, self._awaits_audits = self._audits, True
+        try:
+            since, train = trio.current_time(), self._facts.run_file.epochs.train
+            while audits is not None:
+                changed = self._members.changed.next
+                missing, num_open = audits.unfinished(self._is_here)
+                is_late = trio.current_time() - since > train
+                if not num_open and (is_late or not missing):
+                    break
+                with trio.move_on_after(HEARTBEAT):
+                    await changed.wait()
+            if audits is not None:
+                self._progress.say(audits.line())
+            if audits is not None and missing:
+                self._progress.warn(
+                    f"of the epoch's last round {len(missing)} results were not computed again within {train:g} s"
+                )
+        finally:
+            self._awaits_audits = False
 
     @property
     def _cooldown(self) -> float:

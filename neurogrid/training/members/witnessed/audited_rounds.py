@@ -109,6 +109,8 @@ class AuditedRounds:
         """
         if told.agreed:
             self._note_agreed(told)
+        if told.phase == "cooldown" and told.seed:
+            return self._draw(told)
         if told.phase not in _ROUND_PHASES:
             return None
         known = self._rounds.get(told.step)
@@ -121,6 +123,9 @@ class AuditedRounds:
         self.claims.keep([(each.seat, each.incarnation) for each in told.members])
         for step in sorted(self._rounds)[:-NUM_KEPT_ROUNDS]:
             self.dropped.append(self._rounds.pop(step))
+        return self._draw(told)
+
+    def _draw(self, told: Epoch) -> AuditedRound | None:
         before = self._rounds.get(told.step - 1)
         if before is None or before.agreed is None or before.audits is not None:
             return None
