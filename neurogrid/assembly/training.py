@@ -85,6 +85,7 @@ async def open_training(
             cores=num_cores(),
             gpu="" if is_cpu else device_name(device),
             data=settings.data,
+            invitation=settings.invitation,
             storage=shutil.disk_usage(directory).free // 2,
         )
 

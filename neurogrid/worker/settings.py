@@ -42,6 +42,7 @@ class WorkerSettings:
         serves: whether it holds layers of models that are served.
         trains: whether it is a member of training runs.
         data: directories with slices of training data, which need not be fetched then.
+        invitation: of the leader of an open run, signed; empty for none.
         says_at: the level of `logging` for which coordinator it serves, and what it is ready for.
     """
 
@@ -67,4 +68,5 @@ class WorkerSettings:
     serves: bool = True
     trains: bool = False
     data: tuple[Path, ...] = ()
+    invitation: bytes = b""
     says_at: int = logging.INFO

@@ -305,6 +305,7 @@ HOUSE = (
     training(".checks.ledger", frozenset()),
     training(".checks.evidence", frozenset()),
     training(".checks.verdicts", frozenset()),
+    training(".checks.epoch_proofs", frozenset()),
     training(".checks.cases", frozenset()),
     training(".checks.round_claims", frozenset()),
     training(".checks.plausibility", frozenset()),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -14,6 +15,8 @@ from neurogrid.cli.signals import ending_at_once
 
 if TYPE_CHECKING:
     from neurogrid.cli.terminal.screen import Screen
+    from neurogrid.training.runs.entries import Entry
+    from neurogrid.training.runs.run_file import RunFile
 
 __all__ = ["add_verify_options", "verify"]
 
@@ -34,6 +37,13 @@ def add_verify_options(parser: argparse.ArgumentParser) -> None:
     add_output_options(parser)
 
 
+def _fault(run: RunFile, run_id: bytes, entries: Sequence[Entry]) -> str:
+    """What is wrong with the epochs of a witnessed run; of others torch need not be imported."""
+    from neurogrid.training.checks import fault_of_epochs
+
+    return fault_of_epochs(run, run_id, entries)
+
+
 async def verify(options: argparse.Namespace, screen: Screen) -> int:
     """Print what a journal proves; returns the exit status, 1 where it is not whole.
 
@@ -42,7 +52,7 @@ async def verify(options: argparse.Namespace, screen: Screen) -> int:
     """
     with ending_at_once():
         from neurogrid.training.runs.verdict import verify_journal
-    verdict = await _RUN_SYNC(verify_journal, options.journal, abandon_on_cancel=True)
+    verdict = await _RUN_SYNC(verify_journal, options.journal, _fault, abandon_on_cancel=True)
     if options.json:
         screen.print(json.dumps(verdict.json()))
     else:

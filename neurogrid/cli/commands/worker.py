@@ -55,6 +55,8 @@ if TYPE_CHECKING:
 __all__ = ["FIRST", "add_worker_options", "build_parser", "main", "run", "take_role", "take_work"]
 
 NAME = "neurogrid-worker"
+# As long as a signed one may be.
+_MAX_INVITATION_BYTES = 12 * 1024
 EXAMPLES = (
     (NAME, "for coordinators on this machine, which dial the address that it prints"),
     (
@@ -107,6 +109,13 @@ def add_worker_options(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help="train on what is here of a run's data, as `neurogrid train prepare` wrote it, and give it to other "
         "members; it is only read, and what it lacks is fetched; may be given again",
+    )
+    work.add_argument(
+        "--invitation",
+        type=Path,
+        metavar="FILE",
+        help="count at once in an open run, by the invitation that its leader wrote; without one a machine is on trial "
+        "at first",
     )
     compute = parser.add_argument_group("compute")
     device = compute.add_mutually_exclusive_group()
@@ -185,6 +194,8 @@ def run(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
         parser.error("--wait-for-assignment needs --model")
     if options.data and not options.train:
         parser.error("--data is for training runs: leave out --serve, or give --train, too")
+    if options.invitation and not options.train:
+        parser.error("--invitation is for training runs: leave out --serve, or give --train, too")
     if options.gpu is not None and options.gpu < 0:
         parser.error(f"there is no GPU {options.gpu}")
     screen = set_up_logging(options.log_level, as_json=options.json_logs)
@@ -201,6 +212,7 @@ def run(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
             for data in options.data:
                 if not data.is_dir():
                     raise ConfigurationError(f"--data {data}: there is no such directory")
+            invitation = read_invitation(options.invitation)
             if options.model is not None:
                 judge_checkpoint(options.model)
             if options.metrics_port is not None:
@@ -235,6 +247,7 @@ def run(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
             serves=options.serve,
             trains=options.train,
             data=tuple(options.data),
+            invitation=invitation,
         )
         async with open_worker(settings) as worker, AsyncExitStack() as stack:
             await stack.enter_async_context(serving_metrics(options, lambda: _registry_of(worker)))
@@ -278,6 +291,26 @@ def _registry_of(worker: Worker) -> Registry:
     from neurogrid.telemetry.worker_metrics import worker_registry
 
     return worker_registry(worker)
+
+
+def read_invitation(path: Path | None) -> bytes:
+    """The invitation in a file, as it is; empty where none is named.
+
+    Raises:
+        ConfigurationError: it cannot be read, or is none.
+    """
+    if path is None:
+        return b""
+    try:
+        with path.open("rb") as file:
+            data = file.read(_MAX_INVITATION_BYTES + 1)
+    except OSError as exc:
+        raise ConfigurationError(f"--invitation {path} cannot be read: {exc.strerror}") from exc
+    if not 0 < len(data) <= _MAX_INVITATION_BYTES:
+        raise ConfigurationError(
+            f"--invitation {path} is none: ask whoever leads the run for the file DIR/invitation"
+        )
+    return data
 
 
 def take_role(options: argparse.Namespace, role: str, *, is_asked: bool) -> None:

@@ -14,7 +14,8 @@ accused it has.
     recomputing     claims made, computed again, and judged
     round_claims    the claims of a witnessed run, and who looks at which
     cases           accusations, and what those that judge them come to
-    verdicts        why somebody was put out
+    verdicts        why somebody was put out, or let in
+    epoch_proofs    the epochs of a journal gone through again, with all that was signed
     evidence        findings, what accuses, and whom it is against
 
 Source: protocol_spec/training/checks.md.
@@ -37,6 +38,7 @@ from neurogrid.training.checks.drawing import (
     probability_of_detection,
     rounds_to_detection,
 )
+from neurogrid.training.checks.epoch_proofs import fault_of_epochs
 from neurogrid.training.checks.evidence import (
     FINDING_BYTES,
     MAX_EVIDENCE_BYTES,
@@ -75,7 +77,7 @@ from neurogrid.training.checks.round_claims import (
     audits_of,
     claim_round,
 )
-from neurogrid.training.checks.verdicts import open_verdict, pack_verdict
+from neurogrid.training.checks.verdicts import open_proof, open_verdict, pack_proof, pack_verdict
 
 __all__ = [
     "Case",
@@ -89,6 +91,9 @@ __all__ = [
     "vote_of",
     "open_verdict",
     "pack_verdict",
+    "open_proof",
+    "fault_of_epochs",
+    "pack_proof",
     "Kind",
     # Claims
     "Claim",

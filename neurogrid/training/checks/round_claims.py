@@ -183,6 +183,7 @@ def audits_of(
     seats_now: Sequence[int],
     share: float,
     copies: int,
+    tried: Collection[int] = (),
 ) -> tuple[Audit, ...]:
     """Who looks at which claims of the last round that was agreed on, as the seed of the next one draws it.
 
@@ -191,8 +192,12 @@ def audits_of(
         agreed: seats whose results were agreed on.
         seats_then, seats_now: members when the round of the claims, and the next one, began.
         share, copies: of the run file.
+        tried: seats on trial whose results enough witnesses had: each of their claims is looked at, by one more.
     """
     here = set(seats_now)
     claimed = sorted(here.intersection(agreed))
     auditors = sorted(here.intersection(seats_then))
-    return draw_audits(seed, claimed, auditors, share, copies=copies)
+    return (
+        *draw_audits(seed, claimed, auditors, share, copies=copies),
+        *draw_audits(seed, sorted(tried), auditors, 1.0, copies=copies + 1),
+    )

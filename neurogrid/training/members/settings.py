@@ -22,6 +22,7 @@ class MemberSettings:
         storage: bytes for slices.
         data: directories of the owner's with slices, which are not fetched then, and given to others.
         directory: where slices are kept from one run to the next; None for no longer than this process.
+        invitation: of the leader of an open run, signed, by which this member counts at once; empty for none.
         price: that is asked, in the unit that those who take part have agreed on.
     """
 
@@ -34,4 +35,5 @@ class MemberSettings:
     storage: int = 16 * 1024**3
     data: tuple[Path, ...] = ()
     directory: Path | None = None
+    invitation: bytes = b""
     price: float = 0.0

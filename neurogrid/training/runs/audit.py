@@ -28,6 +28,7 @@ from neurogrid.training.runs.entries import (
     EndEntry,
     Entry,
     EpochEntry,
+    InvitedEntry,
     JoinedEntry,
     LedEntry,
     LeftEntry,
@@ -234,7 +235,7 @@ class _Books:
         self._number += 1
         may_follow = (
             *(LeftEntry, CheckpointEntry, ResumedEntry, EpochEntry),
-            *(BannedEntry, DeputyEntry, LedEntry),
+            *(BannedEntry, DeputyEntry, LedEntry, InvitedEntry),
         )
         if state.has_ended and not isinstance(entry, may_follow):
             self._wrong(f"{entry.kind} comes after the end of the run")
@@ -246,7 +247,7 @@ class _Books:
             self._leave(entry)
         elif isinstance(entry, ReturnedEntry):
             self._give_back(entry)
-        elif isinstance(entry, EpochEntry):
+        elif isinstance(entry, EpochEntry | InvitedEntry):
             pass  # what follows of it is said by the others
         elif isinstance(entry, BeganEntry):
             if state.has_begun:

@@ -28,6 +28,7 @@ __all__ = [
     "EndEntry",
     "Entry",
     "EpochEntry",
+    "InvitedEntry",
     "JoinedEntry",
     "LedEntry",
     "LeftEntry",
@@ -348,6 +349,29 @@ class BannedEntry(Entry):
         if len(evidence) not in (0, _DIGEST):
             raise ValueError(f"evidence is neither empty nor {_DIGEST} bytes in hex")
         return cls(peer, number, at, until, evidence, fields.text("reason"))
+
+
+@dataclass(frozen=True, slots=True)
+class InvitedEntry(Entry):
+    """A peer has come by an invitation that a number of peers may come by: one use of it is spent.
+
+    Attributes:
+        peer: its peer id.
+        serial: of the invitation, u64.
+    """
+
+    peer: str
+    serial: int
+
+    kind: ClassVar[str] = "invited"
+
+    def fields(self) -> Iterator[tuple[str, object]]:
+        yield "peer", self.peer
+        yield "serial", self.serial
+
+    @classmethod
+    def read(cls, fields: _Fields) -> InvitedEntry:
+        return cls(fields.text("peer"), fields.number("serial"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -676,7 +700,7 @@ _READERS: Final[Mapping[str, Callable[[_Fields], Entry]]] = {
     for cls in (
         *(RunEntry, JoinedEntry, LeftEntry, BannedEntry, BeganEntry, DealtEntry, RoundEntry),
         *(CheckpointEntry, ChangedEntry, StoppingEntry, ResumedEntry, EndEntry),
-        *(ReturnedEntry, EpochEntry, DeputyEntry, LedEntry),
+        *(ReturnedEntry, EpochEntry, DeputyEntry, LedEntry, InvitedEntry),
     )
 }
 

@@ -22,6 +22,7 @@ from neurogrid.training.runs.entries import (
     DealtEntry,
     EndEntry,
     Entry,
+    InvitedEntry,
     JoinedEntry,
     LeftEntry,
     ResumedEntry,
@@ -206,6 +207,10 @@ class RunMachine:
         )
         self._note(entry)
         return entry
+
+    def invited(self, peer: str, serial: int) -> None:
+        """A peer has come by an invitation that a number of peers may come by."""
+        self._note(InvitedEntry(peer, serial))
 
     def measured(self, seat: int, batch_seconds: float) -> None:
         """A batch takes a member so long."""

@@ -26,6 +26,7 @@ from neurogrid.training.runs.entries import (
     EndEntry,
     Entry,
     EpochEntry,
+    InvitedEntry,
     JoinedEntry,
     LedEntry,
     LeftEntry,
@@ -227,7 +228,9 @@ class RunState:
             self.phase, self.reason = Phase.ENDED, entry.reason
         else:
             # They change nothing here.
-            nothing = RunEntry | CheckpointEntry | EpochEntry | DeputyEntry | LedEntry
+            nothing = (
+                RunEntry | CheckpointEntry | EpochEntry | DeputyEntry | LedEntry | InvitedEntry
+            )
             assert isinstance(entry, nothing)
 
     def deal(

@@ -5,7 +5,9 @@
 
 Three things are checked: that each line is as it was signed and follows on the one before (`journal`), that each entry
 follows from those before (`state`), and that each sample of an epoch was used exactly once (`audit`). Beside a journal
-that lies in the directory of its run, the run file is compared with the hash in the first line.
+that lies in the directory of its run, the run file is compared with the hash in the first line; and by its rules the
+epochs of a witnessed run are gone through again, with all that members have signed (`checks.fault_of_epochs`), where
+whoever calls this knows how.
 
 Source: protocol_spec/training/runs.md, "The journal".
 """
@@ -13,7 +15,7 @@ Source: protocol_spec/training/runs.md, "The journal".
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -25,6 +27,7 @@ from neurogrid.training.runs.changes import Changes
 from neurogrid.training.runs.entries import (
     CheckpointEntry,
     EndEntry,
+    Entry,
     JoinedEntry,
     ResumedEntry,
     RunEntry,
@@ -32,6 +35,7 @@ from neurogrid.training.runs.entries import (
 )
 from neurogrid.training.runs.journal import JournalError, Recorded, read_journal
 from neurogrid.training.runs.run_directory import RunDirectory
+from neurogrid.training.runs.run_file import RunFile
 from neurogrid.training.runs.terms import Sitting
 
 __all__ = ["Verdict", "verify_journal"]
@@ -133,11 +137,16 @@ class Verdict:
         return "the run had not ended when the last line was written"
 
 
-def verify_journal(path: Path) -> Verdict:
+Look = Callable[[RunFile, bytes, Sequence[Entry]], str]
+"""What is wrong with the epochs of a witnessed run: of its run file, its id, and the entries of its journal."""
+
+
+def verify_journal(path: Path, look: Look | None = None) -> Verdict:
     """Judge the journal of a run.
 
     Args:
         path: the directory of the run, or its journal file.
+        look: at the epochs of a witnessed run, in its directory; None for nobody.
 
     Raises:
         ConfigurationError: there is no such file, or it cannot be read.
@@ -152,10 +161,15 @@ def verify_journal(path: Path) -> Verdict:
         return Verdict(file, str(exc), exc.line)
     if not recorded:
         return Verdict(file, f"{file} has no whole line: no run has begun in it", 1)
-    return _judged(file, recorded, directory)
+    return _judged(file, recorded, directory, look)
 
 
-def _judged(file: Path, recorded: Sequence[Recorded], directory: RunDirectory | None) -> Verdict:
+def _judged(
+    file: Path,
+    recorded: Sequence[Recorded],
+    directory: RunDirectory | None,
+    look: Look | None,
+) -> Verdict:
     entries = [each.entry for each in recorded]
     found = audit(entries)
     problem, line = "", None
@@ -170,6 +184,9 @@ def _judged(file: Path, recorded: Sequence[Recorded], directory: RunDirectory | 
     elif directory is not None and _is_other_file(directory.run_file, begun.run_file):
         line = 1
         problem = f"line 1 is of another run file than {directory.run_file}: that was altered"
+    elif directory is not None and look is not None and directory.run_file.is_file():
+        run = directory.read_run()
+        problem = look(run, begun.run, entries) if run.is_witnessed else ""
     checkpoint: int | None = None
     sitting = Sitting()
     for entry in entries:

@@ -18,6 +18,7 @@ from neurogrid.training.witnessed.commitments import (
     seat_item,
 )
 from neurogrid.training.witnessed.events import (
+    Admitted,
     Checkpointed,
     Committed,
     Eject,
@@ -26,8 +27,10 @@ from neurogrid.training.witnessed.events import (
     Joined,
     Left,
     Pause,
+    Refused,
     Resume,
     Stop,
+    Trial,
     Unhealthy,
     Warm,
     Witnessed,
@@ -50,6 +53,7 @@ from neurogrid.training.witnessed.results import ResultPlan
 from neurogrid.training.witnessed.selection import committee, order, quorum, witnesses
 
 __all__ = [
+    "Admitted",
     "BloomFilter",
     "Checkpointed",
     "Commitment",
@@ -68,9 +72,11 @@ __all__ = [
     "MerklePath",
     "Parts",
     "Pause",
+    "Refused",
     "ResultPlan",
     "Resume",
     "Stop",
+    "Trial",
     "Unhealthy",
     "Warm",
     "WitnessProof",

@@ -20,6 +20,7 @@ from neurogrid.training.witnessed.phases import (
 
 __all__ = [
     "MAX_EVIDENCE_BYTES",
+    "Admitted",
     "Checkpointed",
     "Committed",
     "Eject",
@@ -28,8 +29,10 @@ __all__ = [
     "Joined",
     "Left",
     "Pause",
+    "Refused",
     "Resume",
     "Stop",
+    "Trial",
     "Unhealthy",
     "Warm",
     "Witnessed",
@@ -174,6 +177,56 @@ class Eject:
 
 
 @dataclass(frozen=True, slots=True)
+class Trial:
+    """A peer that nobody answers for may take part at weight zero: it is on trial."""
+
+    peer: str
+
+    def __post_init__(self) -> None:
+        _check_peer(self.peer, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Admitted:
+    """A claim of a peer on trial was computed again, and holds: it counts from the next round.
+
+    Attributes:
+        peer: that was on trial.
+        evidence: its signed claim and signed findings, for who reads the journal, at most 64 KiB.
+    """
+
+    peer: str
+    evidence: bytes = b""
+
+    def __post_init__(self) -> None:
+        _check_peer(self.peer, 0)
+        if len(self.evidence) > MAX_EVIDENCE_BYTES:
+            raise ValueError(f"evidence has at most {MAX_EVIDENCE_BYTES} bytes")
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A trial is over, and the peer is not taken.
+
+    Attributes:
+        peer: that was on trial.
+        reason: why, for people.
+        evidence: where a claim of its does not hold, as with `Eject`; at most 64 KiB.
+    """
+
+    peer: str
+    reason: str
+    evidence: bytes = b""
+
+    def __post_init__(self) -> None:
+        _check_peer(self.peer, 0)
+        if not 1 <= len(self.reason) <= MAX_REASON_CHARS:
+            raise ValueError(f"a reason has 1 to {MAX_REASON_CHARS} characters")
+        if len(self.evidence) > MAX_EVIDENCE_BYTES:
+            raise ValueError(f"evidence has at most {MAX_EVIDENCE_BYTES} bytes")
+
+
+@dataclass(frozen=True, slots=True)
 class Stop:
     """The run is to end with the round under way; why, for people."""
 
@@ -196,6 +249,9 @@ Event = (
     | Pause
     | Resume
     | Eject
+    | Trial
+    | Admitted
+    | Refused
     | Stop
 )
 
@@ -217,6 +273,12 @@ def event_json(event: Event) -> dict[str, Any]:
             fields = {"by_seat": by_seat, "seats": list(seats), "epoch": epoch, "round": number}
         case Eject(seat, evidence, peer):
             fields = {"seat": seat, "evidence": evidence.hex(), "peer": peer}
+        case Trial(peer):
+            fields = {"peer": peer}
+        case Admitted(peer, evidence):
+            fields = {"peer": peer, "evidence": evidence.hex()}
+        case Refused(peer, reason, evidence):
+            fields = {"peer": peer, "reason": reason, "evidence": evidence.hex()}
         case Stop(reason):
             fields = {"reason": reason}
         case Pause() | Resume():
@@ -261,6 +323,11 @@ _READERS: Final[Mapping[str, Callable[[Fields], Event]]] = {
     "resume": lambda of: Resume(),
     "eject": lambda of: Eject(
         of.number("seat"), of.binary("evidence", 0, MAX_EVIDENCE_BYTES), of.text("peer")
+    ),
+    "trial": lambda of: Trial(of.text("peer")),
+    "admitted": lambda of: Admitted(of.text("peer"), of.binary("evidence", 0, MAX_EVIDENCE_BYTES)),
+    "refused": lambda of: Refused(
+        of.text("peer"), of.text("reason"), of.binary("evidence", 0, MAX_EVIDENCE_BYTES)
     ),
     "stop": lambda of: Stop(of.text("reason")),
 }

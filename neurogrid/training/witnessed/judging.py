@@ -16,7 +16,7 @@ from neurogrid.training.witnessed.merkle import merkle_root
 from neurogrid.training.witnessed.phases import MAX_MEMBERS, EpochRules, EpochState, Health
 from neurogrid.training.witnessed.selection import committee, quorum, witnesses
 
-__all__ = ["Parts", "agree", "is_complete", "is_plausible", "parts_of", "took_part"]
+__all__ = ["Parts", "agree", "is_complete", "is_plausible", "parts_of", "split", "took_part"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,8 @@ class Parts:
         trainers: seats, in the committee's order.
         auditors: seats that compute again what trainers have.
         witnesses: seats.
-        works: the first batch and the number of batches of each seat that has any, ascending by batch.
+        works: the first batch and the number of batches of each seat that has any, ascending by batch. Seats on trial
+            have one each, after those of the round.
         quorum: witnesses that must say a thing for it to count.
     """
 
@@ -47,6 +48,7 @@ def parts_of(rules: EpochRules, state: EpochState) -> Parts:
         rules.witnesses,
         state.first_batch,
         state.num_batches,
+        state.trial_seats,
     )
 
 
@@ -58,10 +60,13 @@ def _parts(
     num_witnesses: int,
     first_batch: int,
     num_batches: int,
+    trial_seats: tuple[int, ...],
 ) -> Parts:
     trainers, auditors = committee(seed, seats, num_auditors)
     chosen = witnesses(seed, seats, num_witnesses)
     works = assign(trainers, first_batch, num_batches)
+    for number, seat in enumerate(trial_seats, first_batch + num_batches):
+        works[seat] = number, 1
     return Parts(trainers, auditors, chosen, works, quorum(len(chosen)))
 
 
@@ -70,7 +75,8 @@ def is_plausible(state: EpochState, parts: Parts, proof: WitnessProof) -> bool:
     if proof.results_filter(state.seed).num_set > NUM_HASHES * len(parts.works):
         return False
     heard = proof.participants_filter(state.seed)
-    items = [item for item in map(seat_item, state.seats) if item in heard]
+    there = sorted((*state.seats, *state.trial_seats))
+    items = [item for item in map(seat_item, there) if item in heard]
     salted = BloomFilter.of(heard.salt, items)
     return bytes(salted) == proof.participants and seat_item(proof.seat) in heard
 
@@ -89,7 +95,10 @@ def is_complete(state: EpochState, parts: Parts, proof: WitnessProof) -> bool:
 
 
 def agree(state: EpochState, parts: Parts) -> tuple[Commitment, ...]:
-    """The results that enough witnesses have, but for those of liars, in the order of their batches."""
+    """The results that enough witnesses have, but for those of liars, in the order of their batches.
+
+    Those of seats on trial are among them: `split` takes them apart.
+    """
     counts = dict.fromkeys(state.commitments, 0)
     for proof in state.proofs:
         for commitment in _had(state, proof).commitments:
@@ -99,6 +108,16 @@ def agree(state: EpochState, parts: Parts) -> tuple[Commitment, ...]:
         each for each, count in counts.items() if count >= parts.quorum and each.seat not in ejected
     ]
     return tuple(sorted(found, key=lambda each: each.first_batch))
+
+
+def split(
+    state: EpochState, found: Collection[Commitment]
+) -> tuple[tuple[Commitment, ...], tuple[Commitment, ...]]:
+    """Of results that enough witnesses have, those that are applied, and those of seats on trial."""
+    return (
+        tuple(each for each in found if each.seat not in state.trial_seats),
+        tuple(each for each in found if each.seat in state.trial_seats),
+    )
 
 
 def took_part(state: EpochState, parts: Parts, agreed: Collection[Commitment]) -> frozenset[int]:
@@ -114,7 +133,7 @@ def took_part(state: EpochState, parts: Parts, agreed: Collection[Commitment]) -
     found = {seat for seat in shown if seat not in parts.works}
     done = {each.seat for each in agreed}
     filters = [proof.participants_filter(state.seed) for proof in state.proofs]
-    for seat in state.seats:
+    for seat in (*state.seats, *state.trial_seats):
         item = seat_item(seat)
         is_heard = sum(item in each for each in filters) >= parts.quorum
         if is_heard and (seat in done or seat not in parts.works):

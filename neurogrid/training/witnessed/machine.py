@@ -19,6 +19,7 @@ from typing import Final
 
 from neurogrid.training.witnessed.commitments import Commitment, WitnessProof
 from neurogrid.training.witnessed.events import (
+    Admitted,
     Checkpointed,
     Committed,
     Eject,
@@ -27,8 +28,10 @@ from neurogrid.training.witnessed.events import (
     Joined,
     Left,
     Pause,
+    Refused,
     Resume,
     Stop,
+    Trial,
     Unhealthy,
     Warm,
     Witnessed,
@@ -38,11 +41,13 @@ from neurogrid.training.witnessed.judging import (
     is_complete,
     is_plausible,
     parts_of,
+    split,
     took_part,
 )
 from neurogrid.training.witnessed.phases import (
     MAX_BARRED,
     MAX_PENDING,
+    MAX_TRIALS,
     EpochEnd,
     EpochMember,
     EpochPhase,
@@ -120,6 +125,17 @@ def _take(rules: EpochRules, state: EpochState, now: float, event: Event) -> Epo
             return _complained(state, event)
         case Eject(seat, _, peer):
             return _eject(state, seat, peer)
+        case Trial(peer):
+            return _try(state, peer)
+        case Admitted(peer, _):
+            if peer in state.trials:
+                return _without_trial(state, peer)
+        case Refused(peer, _, _):
+            if peer in state.trials:
+                seats = [each.seat for each in state.members if each.peer == peer]
+                state = _without_trial(_leave(state, seats, Health.DROPPED), peer)
+                pending = tuple(each for each in state.pending if each[0] != peer)
+                return replace(state, pending=pending)
         case Pause():
             if state.paused is None and not state.reason:
                 return replace(
@@ -199,8 +215,22 @@ def _eject(state: EpochState, seat: int, peer: str = "") -> EpochState:
         ),
         proofs=tuple(each for each in state.proofs if each.seat not in seats),
         pending=tuple(each for each in state.pending if each[0] != peer),
+        trials=tuple(each for each in state.trials if each != peer),
         barred=(*state.barred, peer)[-MAX_BARRED:],
     )
+
+
+def _try(state: EpochState, peer: str) -> EpochState:
+    """A peer is on trial, unless it counts already."""
+    counts = any(each.peer == peer and each.health is Health.HEALTHY for each in state.members)
+    is_known = counts or peer in state.trials or peer in state.barred
+    if is_known or state.reason or len(state.trials) >= MAX_TRIALS:
+        return state
+    return replace(state, trials=(*state.trials, peer))
+
+
+def _without_trial(state: EpochState, peer: str) -> EpochState:
+    return replace(state, trials=tuple(each for each in state.trials if each != peer))
 
 
 def _is_told(state: EpochState, seat: int, epoch: int, phase: EpochPhase) -> bool:
@@ -244,15 +274,15 @@ def _witnessed(rules: EpochRules, state: EpochState, proof: WitnessProof) -> Epo
 def _complained(state: EpochState, event: Unhealthy) -> EpochState:
     """A member that most others cannot reach is dropped."""
     is_late = (event.epoch, event.round) != (state.epoch, state.round)
-    healthy = set(state.healthy)
-    if is_late or state.going is EpochPhase.WAITING_FOR_MEMBERS or event.by_seat not in healthy:
+    healthy, counted = set(state.healthy), set(state.counted)
+    if is_late or state.going is EpochPhase.WAITING_FOR_MEMBERS or event.by_seat not in counted:
         return state
     about = (healthy & set(event.seats)) - {event.by_seat}
     found = {*state.complaints, *((event.by_seat, seat) for seat in about)}
     if len(found) == len(state.complaints):
         return state
-    counted = [seat for by_seat, seat in found if by_seat in healthy]
-    lost = [seat for seat in about if 2 * counted.count(seat) > len(healthy)]
+    counts = [seat for by_seat, seat in found if by_seat in counted]
+    lost = [seat for seat in about if 2 * counts.count(seat) > len(counted)]
     return _leave(replace(state, complaints=tuple(sorted(found))), lost, Health.DROPPED)
 
 
@@ -261,13 +291,13 @@ def _complained(state: EpochState, event: Unhealthy) -> EpochState:
 
 def _is_done(rules: EpochRules, state: EpochState) -> bool:
     """Whether a phase is over, whatever the time."""
-    healthy = state.healthy
+    healthy, counted = state.healthy, state.counted
     match state.phase:
         case EpochPhase.WAITING_FOR_MEMBERS:
-            num_there = len(healthy) + len(state.pending)
+            num_there = len(counted) + sum(peer not in state.trials for peer, _ in state.pending)
             return bool(_reason(rules, state)) or num_there >= rules.min_members
         case EpochPhase.WARMUP:
-            is_ready = len(healthy) < rules.min_members or state.ready.issuperset(healthy)
+            is_ready = len(counted) < rules.min_members or state.ready.issuperset(healthy)
             return bool(state.reason) or is_ready
         case EpochPhase.ROUND_TRAIN:
             parts = parts_of(rules, state)
@@ -279,7 +309,7 @@ def _is_done(rules: EpochRules, state: EpochState) -> bool:
             waited = set(parts_of(rules, state).witnesses) & set(healthy)
             return waited <= {proof.seat for proof in state.proofs}
         case EpochPhase.COOLDOWN:
-            return 2 * len(state.checkpointed & set(healthy)) > len(healthy)
+            return 2 * len(state.checkpointed & set(counted)) > len(counted)
     return False
 
 
@@ -349,16 +379,16 @@ def _end_warmup(rules: EpochRules, state: EpochState, now: float, draw: bytes) -
     if state.reason:
         return _enter(state, EpochPhase.FINISHED, now)
     cold = set(state.healthy) - state.ready
-    if cold and len(state.healthy) >= rules.min_members:
+    if cold and len(state.counted) >= rules.min_members:
         state = _leave(state, cold, Health.DROPPED)
     state = _only_healthy(state)
-    if len(state.healthy) < rules.min_members:
+    if len(state.counted) < rules.min_members:
         return _enter(state, EpochPhase.WAITING_FOR_MEMBERS, now)
     return _begin_round(rules, state, now, draw)
 
 
 def _begin_round(rules: EpochRules, state: EpochState, now: float, draw: bytes) -> EpochState:
-    seats = state.healthy
+    seats = state.counted
     num_trainers = max(1, len(seats) - rules.auditors)
     return replace(
         state,
@@ -368,6 +398,7 @@ def _begin_round(rules: EpochRules, state: EpochState, now: float, draw: bytes) 
         round_of_epoch=state.round_of_epoch + 1,
         seed=draw,
         seats=seats,
+        trial_seats=tuple(each for each in state.healthy if each not in seats),
         first_batch=state.next_batch,
         num_batches=rules.batches or num_trainers,
         commitments=(),
@@ -379,8 +410,9 @@ def _begin_round(rules: EpochRules, state: EpochState, now: float, draw: bytes) 
 def _end_round(rules: EpochRules, state: EpochState, now: float, draw: bytes) -> EpochState:
     parts = parts_of(rules, state)
     has_quorum = len(state.proofs) >= parts.quorum
-    agreed = agree(state, parts)
-    lost = set(state.healthy) - took_part(state, parts, agreed)
+    found = agree(state, parts)
+    agreed, tried = split(state, found)
+    lost = set(state.healthy) - took_part(state, parts, found)
     number = state.made + bool(agreed)
     # From here on no round is under way: a round without a result is made again.
     state = replace(
@@ -389,6 +421,7 @@ def _end_round(rules: EpochRules, state: EpochState, now: float, draw: bytes) ->
         began=now,
         round=number,
         agreed=agreed,
+        tried=tried,
     )
     if agreed:
         state = replace(state, next_batch=state.next_batch + state.num_batches)
@@ -399,7 +432,7 @@ def _end_round(rules: EpochRules, state: EpochState, now: float, draw: bytes) ->
         ended = EpochEnd.NOTHING_AGREED
     elif state.reason:
         ended = EpochEnd.STOPPED
-    elif len(state.healthy) < rules.min_members:
+    elif len(state.counted) < rules.min_members:
         ended = EpochEnd.MEMBERS
     elif state.round_of_epoch >= rules.rounds:
         ended = EpochEnd.ROUNDS
@@ -424,6 +457,8 @@ def _end_epoch(state: EpochState, now: float) -> EpochState:
         proofs=(),
         complaints=(),
         agreed=(),
+        trial_seats=(),
+        tried=(),
         checkpointed=frozenset(),
         ended=EpochEnd.NONE,
     )

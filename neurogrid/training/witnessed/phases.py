@@ -19,6 +19,7 @@ __all__ = [
     "MAX_BARRED",
     "MAX_MEMBERS",
     "MAX_PENDING",
+    "MAX_TRIALS",
     "EpochEnd",
     "EpochMember",
     "EpochPhase",
@@ -33,10 +34,14 @@ MAX_MEMBERS: Final = 128
 MAX_PENDING: Final = 1024
 # Peers that were ejected, of which the state knows; the one that was ejected first is forgotten first.
 MAX_BARRED: Final = 1024
+# Peers that take part at weight zero.
+MAX_TRIALS: Final = 128
 MAX_BATCHES: Final = 65_536
 MAX_PEER_CHARS: Final = 128
 MAX_REASON_CHARS: Final = 1024
 _SEED: Final = 32
+# What a state of a run without trials has not in its JSON.
+_OF_TRIALS: Final[dict[str, object]] = {"trials": [], "trial_seats": [], "tried": []}
 _DOMAIN: Final = b"neurogrid epoch state 1\0"
 
 
@@ -193,6 +198,9 @@ class EpochState:
         complaints: of the round, who cannot reach whom: pairs of seats, ascending.
         barred: peers that were ejected, and are taken no more; in the order in which that happened.
         ended: why the rounds of the epoch are over.
+        trials: peers that are on trial, in the order in which they came: what they give has the weight zero.
+        trial_seats: of healthy members on trial when the round began, ascending.
+        tried: results of trial seats that enough witnesses had, of the round before: not to be applied.
     """
 
     phase: EpochPhase = EpochPhase.WAITING_FOR_MEMBERS
@@ -219,6 +227,9 @@ class EpochState:
     complaints: tuple[tuple[int, int], ...] = ()
     barred: tuple[str, ...] = ()
     ended: EpochEnd = EpochEnd.NONE
+    trials: tuple[str, ...] = ()
+    trial_seats: tuple[int, ...] = ()
+    tried: tuple[Commitment, ...] = ()
 
     @property
     def going(self) -> EpochPhase:
@@ -240,12 +251,26 @@ class EpochState:
         """Seats of healthy members, ascending."""
         return tuple(each.seat for each in self.members if each.health is Health.HEALTHY)
 
+    @property
+    def counted(self) -> tuple[int, ...]:
+        """Seats of healthy members that are not on trial, ascending."""
+        return tuple(
+            each.seat
+            for each in self.members
+            if each.health is Health.HEALTHY and each.peer not in self.trials
+        )
+
     def member(self, seat: int) -> EpochMember | None:
         """Who has a seat, healthy or not."""
         return next((each for each in self.members if each.seat == seat), None)
 
     def json(self) -> dict[str, Any]:
         """For JSON; `read` takes it."""
+        of_trials = {
+            "trials": list(self.trials),
+            "trial_seats": list(self.trial_seats),
+            "tried": [each.json() for each in self.tried],
+        }
         return {
             "phase": str(self.phase),
             "began": time_json(self.began),
@@ -271,6 +296,7 @@ class EpochState:
             "complaints": [list(each) for each in self.complaints],
             "barred": list(self.barred),
             "ended": str(self.ended),
+            **{key: each for key, each in of_trials.items() if each},
         }
 
     @classmethod
@@ -280,7 +306,7 @@ class EpochState:
         Raises:
             ValueError: it is something else.
         """
-        fields = Fields(value)
+        fields = Fields({**_OF_TRIALS, **value} if isinstance(value, dict) else value)
         paused = fields.text("paused")
         found = cls(
             phase=EpochPhase(fields.text("phase")),
@@ -307,6 +333,9 @@ class EpochState:
             complaints=fields.array("complaints", _complaint),
             barred=fields.array("barred", _peer),
             ended=EpochEnd(fields.text("ended")),
+            trials=fields.array("trials", _peer),
+            trial_seats=fields.array("trial_seats", _u32),
+            tried=fields.array("tried", Commitment.read),
         )
         fields.end()
         return found

@@ -67,7 +67,7 @@ def test_who_does_what_is_as_the_vector_says(name: str, case: Any) -> None:
     rules = EpochRules(1, 128, 1, 1, 1.0, 1.0, 1.0, 1.0, **roles)
     state = EpochState(seed=seed, seats=tuple(given["seats"]), **batches)
     assert parts_as_vector(parts_of(rules, state)) == case["output"]
-    found = book.parts(seed, given["seats"], *roles.values(), *batches.values())
+    found = book.parts(seed, given["seats"], *roles.values(), *batches.values(), [])
     works = [[seat, *work] for seat, work in found["works"].items()]
     assert {**found, "works": works} == case["output"]
 

@@ -35,7 +35,13 @@ def quorum(n: int) -> int:
 
 
 def parts(
-    seed: bytes, seats: list[int], auditors: int, witnesses: int, first: int, num: int
+    seed: bytes,
+    seats: list[int],
+    auditors: int,
+    witnesses: int,
+    first: int,
+    num: int,
+    trials: list[int],
 ) -> dict[str, Any]:
     ordered = order(seed, "committee", seats)
     audit: list[int] = []
@@ -44,12 +50,14 @@ def parts(
     watch = order(seed, "witnesses", seats)
     if 0 < witnesses < len(watch):
         watch = watch[:witnesses]
-    works = {}
+    works, last = {}, first + num
     for place, seat in enumerate(ordered):
         number = num // len(ordered) + (1 if place < num % len(ordered) else 0)
         if number:
             works[seat] = [first, number]
             first += number
+    for place, seat in enumerate(trials):
+        works[seat] = [last + place, 1]
     return {
         "trainers": ordered,
         "auditors": audit,
@@ -186,7 +194,10 @@ def seconds_of(text: str) -> float:
 
 def beginning(began: float = 0.0) -> State:
     integers = "epoch round round_of_epoch first_batch num_batches next_batch next_seat"
-    arrays = "members pending ready commitments proofs agreed seats checkpointed complaints barred"
+    arrays = (
+        "members pending ready commitments proofs agreed seats checkpointed complaints barred "
+        "trials trial_seats tried"
+    )
     return {
         **dict.fromkeys(integers.split(), 0),
         **{key: [] for key in arrays.split()},
@@ -198,8 +209,13 @@ def beginning(began: float = 0.0) -> State:
     }
 
 
+def json_of(state: State) -> State:
+    trials = "trials", "trial_seats", "tried"
+    return {key: value for key, value in state.items() if value or key not in trials}
+
+
 def state_digest(state: State) -> bytes:
-    text = json.dumps(state, sort_keys=True, separators=(",", ":"))
+    text = json.dumps(json_of(state), sort_keys=True, separators=(",", ":"))
     return sha(b"neurogrid epoch state 1\0", text.encode("ascii"))
 
 
@@ -208,7 +224,9 @@ class Book:
 
     def __init__(self, rules: dict[str, Any], state: State | None = None) -> None:
         self.rules = rules
-        self.state = beginning() if state is None else json.loads(json.dumps(state))
+        self.state = (
+            beginning() if state is None else {**beginning(), **json.loads(json.dumps(state))}
+        )
 
     def tick(self, now: float, events: list[State], draw: bytes) -> None:
         before = self.state["phase"]
@@ -235,6 +253,10 @@ class Book:
     def healthy(self) -> list[int]:
         return [m[0] for m in self.state["members"] if m[3] == "healthy"]
 
+    def counted(self) -> list[int]:
+        s = self.state
+        return [m[0] for m in s["members"] if m[3] == "healthy" and m[1] not in s["trials"]]
+
     def parts(self) -> dict[str, Any]:
         s = self.state
         return parts(
@@ -244,6 +266,7 @@ class Book:
             self.rules["witnesses"],
             s["first_batch"],
             s["num_batches"],
+            s["trial_seats"],
         )
 
     # Changing
@@ -283,6 +306,7 @@ class Book:
                 gone.append(member[0])
         s["proofs"] = [each for each in s["proofs"] if each["seat"] not in gone]
         s["pending"] = [each for each in s["pending"] if each[0] != peer]
+        s["trials"] = [each for each in s["trials"] if each != peer]
         s["barred"] = (s["barred"] + [peer])[-1024:]
 
     # Events
@@ -352,7 +376,8 @@ class Book:
             return
         salt = bytes.fromhex(s["seed"]) + u32(said["seat"])
         data = bytes.fromhex(said["participants"])
-        items = [u32(seat) for seat in s["seats"] if has(data, salt, u32(seat))]
+        there = sorted(s["seats"] + s["trial_seats"])
+        items = [u32(seat) for seat in there if has(data, salt, u32(seat))]
         if u32(said["seat"]) not in items or filter_of(salt, items) != data:
             return
         if len(bits_set(bytes.fromhex(said["results"]))) > 8 * len(self.parts()["works"]):
@@ -360,18 +385,18 @@ class Book:
         s["proofs"] = sorted([*s["proofs"], said], key=lambda p: p["seat"])
 
     def on_unhealthy(self, now: float, event: State) -> None:
-        s, by, there = self.state, event["by_seat"], self.healthy()
+        s, by, there, count = self.state, event["by_seat"], self.healthy(), self.counted()
         if [event["epoch"], event["round"]] != [s["epoch"], s["round"]]:
             return
-        if self.phase == "waiting_for_members" or by not in there:
+        if self.phase == "waiting_for_members" or by not in count:
             return
         about = [seat for seat in there if seat in event["seats"] and seat != by]
         new = [[by, seat] for seat in about if [by, seat] not in s["complaints"]]
         if new:
             s["complaints"] = sorted(s["complaints"] + new)
             for seat in about:
-                num = sum(c[1] == seat and c[0] in there for c in s["complaints"])
-                if Fraction(num) > Fraction(len(there), 2):
+                num = sum(c[1] == seat and c[0] in count for c in s["complaints"])
+                if Fraction(num) > Fraction(len(count), 2):
                     self.make([seat], "dropped")
 
     def on_pause(self, now: float, event: State) -> None:
@@ -389,6 +414,25 @@ class Book:
 
     def on_eject(self, now: float, event: State) -> None:
         self.eject(event["seat"], event["peer"])
+
+    def on_trial(self, now: float, event: State) -> None:
+        s, peer = self.state, event["peer"]
+        members = [m[1] for m in s["members"] if m[3] == "healthy"]
+        if peer in [*members, *s["trials"], *s["barred"]] or s["reason"]:
+            return
+        if len(s["trials"]) < 128:
+            s["trials"].append(peer)
+
+    def on_admitted(self, now: float, event: State) -> None:
+        if event["peer"] in self.state["trials"]:
+            self.state["trials"].remove(event["peer"])
+
+    def on_refused(self, now: float, event: State) -> None:
+        s, peer = self.state, event["peer"]
+        if peer in s["trials"]:
+            s["trials"].remove(peer)
+            s["pending"] = [each for each in s["pending"] if each[0] != peer]
+            self.make([m[0] for m in s["members"] if m[1] == peer], "dropped")
 
     def on_stop(self, now: float, event: State) -> None:
         if not self.state["reason"]:
@@ -410,7 +454,7 @@ class Book:
                 self.count_rounds()
                 if s["reason"]:
                     self.enter("finished", now)
-                elif len(self.healthy()) + len(s["pending"]) >= rules["min_members"]:
+                elif len(self.counted()) + self.waiting() >= rules["min_members"]:
                     self.take()
                     self.enter("warmup", now)
             case "warmup":
@@ -425,10 +469,13 @@ class Book:
                 if passed or all(w in sent for w in waits):
                     self.end_of_round(now, draw)
             case "cooldown":
-                there = self.healthy()
+                there = self.counted()
                 kept = [seat for seat in there if seat in s["checkpointed"]]
                 if passed or len(kept) > len(there) - len(kept):
                     self.end_of_epoch(now)
+
+    def waiting(self) -> int:
+        return len([each for each in self.state["pending"] if each[0] not in self.state["trials"]])
 
     def arrow_of_warmup(self, now: float, draw: bytes, passed: bool) -> None:
         s, least = self.state, self.rules["min_members"]
@@ -437,13 +484,13 @@ class Book:
         cold = [seat for seat in self.healthy() if seat not in s["ready"]]
         if s["reason"]:
             self.enter("finished", now)
-        elif len(self.healthy()) < least:
+        elif len(self.counted()) < least:
             self.clear()
             self.enter("waiting_for_members", now)
         elif passed or not cold:
             self.make(cold, "dropped")
             self.clear()
-            if len(self.healthy()) < least:
+            if len(self.counted()) < least:
                 self.enter("waiting_for_members", now)
             else:
                 self.begin_round(now, draw)
@@ -453,7 +500,8 @@ class Book:
         s["round"] = self.rounds_made + 1
         self.enter("round_train", now)
         s["round_of_epoch"] += 1
-        s["seed"], s["seats"] = draw.hex(), self.healthy()
+        s["seed"], s["seats"] = draw.hex(), self.counted()
+        s["trial_seats"] = [seat for seat in self.healthy() if seat not in s["seats"]]
         s["first_batch"], s["num_batches"] = s["next_batch"], self.rules["batches"]
         if not s["num_batches"]:
             s["num_batches"] = len(self.parts()["trainers"])
@@ -483,6 +531,8 @@ class Book:
             if enough and c["num_batches"] and c["seat"] not in liars
             if sum(c["seat"] in each for each in said) >= roles["quorum"]
         ]
+        s["tried"] = [c for c in s["agreed"] if c["seat"] in s["trial_seats"]]
+        s["agreed"] = [c for c in s["agreed"] if c["seat"] not in s["trial_seats"]]
         shown = [each["seat"] for each in s["commitments"] + s["proofs"]]
         self.make(
             [x for x in self.healthy() if not self.took_part(x, enough, roles, shown)], "dropped"
@@ -499,7 +549,7 @@ class Book:
             s["ended"] = "nothing_agreed"
         elif s["reason"]:
             s["ended"] = "stopped"
-        elif len(self.healthy()) < self.rules["min_members"]:
+        elif len(self.counted()) < self.rules["min_members"]:
             s["ended"] = "members"
         elif s["round_of_epoch"] >= self.rules["rounds"]:
             s["ended"] = "rounds"
@@ -516,7 +566,7 @@ class Book:
             has(bytes.fromhex(p["participants"]), seed + u32(p["seat"]), u32(seat))
             for p in self.state["proofs"]
         ]
-        done = [c["seat"] for c in self.state["agreed"]]
+        done = [c["seat"] for c in self.state["agreed"] + self.state["tried"]]
         if seat in roles["works"] and seat not in done:
             return False
         return sum(heard) >= roles["quorum"]
@@ -537,4 +587,5 @@ class Book:
         s["round_of_epoch"] = s["num_batches"] = 0
         for key in ("ready", "seats", "commitments", "proofs", "complaints", "agreed"):
             s[key] = []
+        s["trial_seats"], s["tried"] = [], []
         s["checkpointed"], s["ended"] = [], ""

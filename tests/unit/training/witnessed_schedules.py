@@ -15,6 +15,7 @@ from random import Random
 from typing import Any
 
 from neurogrid.training.witnessed import (
+    Admitted,
     Checkpointed,
     Commitment,
     Committed,
@@ -28,8 +29,10 @@ from neurogrid.training.witnessed import (
     Joined,
     Left,
     Pause,
+    Refused,
     Resume,
     Stop,
+    Trial,
     Unhealthy,
     Warm,
     Witnessed,
@@ -40,7 +43,7 @@ from neurogrid.training.witnessed import (
     parts_of,
     tick,
 )
-from tests.unit.training.witnessed_by_the_book import Book, state_digest
+from tests.unit.training.witnessed_by_the_book import Book, json_of, state_digest
 
 __all__ = ["Schedule", "rules_of"]
 
@@ -141,6 +144,8 @@ class Schedule:
             self.resume: 0.4,
             self.stop: 0.03,
             self.eject: 0.1,
+            self.begin_trial: 1.0,
+            self.end_trial: 0.5,
             self.restart: 0.3,
         }
 
@@ -161,7 +166,7 @@ class Schedule:
         after = tick(self.rules, before, self.now, events, draw=draw)
         if self.book is not None:
             self.book.tick(self.now, [event_json(event) for event in events], draw)
-            assert after.json() == self.book.state
+            assert after.json() == json_of(self.book.state)
             assert after.digest() == state_digest(self.book.state)
         if after is not before:
             text = json.dumps([event_json(event) for event in events])
@@ -188,7 +193,12 @@ class Schedule:
         waiting = [peer for peer, _ in after.pending]
         assert len(waiting) == len(set(waiting))
         assert not set(waiting) & set(peers)
-        assert {each.seat for each in after.commitments} <= set(after.seats)
+        assert {each.seat for each in after.commitments} <= {*after.seats, *after.trial_seats}
+        assert not set(after.seats) & set(after.trial_seats)
+        assert {each.seat for each in after.proofs} <= set(after.seats)
+        assert {each.seat for each in after.tried} <= set(self.seats)
+        assert len(after.trials) == len(set(after.trials))
+        assert not set(after.trials) & set(after.barred)
         if after.made > before.made:
             self.check_agreed(before, after)
         else:
@@ -220,6 +230,7 @@ class Schedule:
             for batch in range(each.first_batch, ends):
                 assert batch not in self.used, "a batch is agreed twice"
                 self.used[batch] = each.round, each.seat
+            assert each.seat in before.seats, "what somebody on trial gave is agreed"
             member = after.member(each.seat)
             assert member is None or member.health is not Health.EJECTED
         assert before.next_batch <= after.agreed[0].first_batch
@@ -251,6 +262,13 @@ class Schedule:
             peer.incarnation += self.random.choice([0, 1])
         self.send(Joined(peer.name, peer.incarnation))
 
+    def begin_trial(self) -> None:
+        self.send(Trial(self.any_peer().name))
+
+    def end_trial(self) -> None:
+        peer = self.any_peer().name
+        self.send(self.random.choice([Admitted(peer), Refused(peer, "not right")]))
+
     def look(self, peer: Peer) -> None:
         """A peer hears how the run stands."""
         if (peer.seen.epoch, peer.seen.round) != (self.state.epoch, self.state.round):
@@ -276,7 +294,7 @@ class Schedule:
             self.send(Warm(seat, state.epoch))
         elif going is P.COOLDOWN:
             self.send(Checkpointed(seat, state.epoch))
-        elif state.has_round and seat in state.seats:
+        elif state.has_round and seat in (*state.seats, *state.trial_seats):
             self.send(Committed(self.commitment(state, seat)))
             there = {each.seat for each in self.state.commitments} | {seat}
             if (self.state.epoch, self.state.round) == (state.epoch, state.round):
@@ -426,7 +444,7 @@ class Schedule:
     def heal(self) -> None:
         """All that can are members again, and honest: a run that is not over goes on."""
         self.network = []
-        self.tick(Resume())
+        self.tick(Resume(), *map(Admitted, self.state.trials))
         able = [peer for peer in self.peers.values() if peer.name not in self.state.barred]
         can = len(able) >= self.rules.min_members and not self.state.reason
         before = self.state.made

@@ -129,6 +129,19 @@ class ChainMembers:
         worker = self.get(peer_id)
         worker.num_failures, worker.refusal = max(worker.num_failures, _MAX_FAILURES), reason
 
+    def take_again(self, peer_id: str) -> None:
+        """Ask a worker again, that was given up."""
+        worker = self.get(peer_id)
+        worker.num_failures, worker.refusal = 0, ""
+        self.changed.set()
+
+    async def dismiss(self, peer_id: str, reason: str) -> None:
+        """Tell a worker that it is needed no more, and why."""
+        worker = self.get(peer_id)
+        worker.is_started = False
+        self._hiring.book.drop(peer_id)
+        await self._hiring.dismiss(peer_id, reason)
+
     def looks(self) -> list[PeerLook]:
         """All of them, for whoever shows them."""
         now = trio.current_time()

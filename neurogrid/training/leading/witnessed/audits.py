@@ -33,6 +33,7 @@ from neurogrid.training.checks import (
     open_finding,
     pack_conflict,
     pack_evidence,
+    pack_proof,
     pack_verdict,
     vote_of,
 )
@@ -71,6 +72,7 @@ class _Round:
         members: by seat.
         claims: that counted, with their signed forms, by seat.
         agreed: seats whose results were agreed on; None before.
+        tried: seats on trial whose results enough witnesses had.
         audits: that were drawn; None before.
         findings: signed, by the seat that claimed and the one that has found; empty of who was given nothing.
         cases: by the seat that claimed.
@@ -84,6 +86,7 @@ class _Round:
     members: dict[int, EpochMember]
     claims: dict[int, tuple[Claim, bytes]] = field(default_factory=dict)
     agreed: frozenset[int] | None = None
+    tried: frozenset[int] = frozenset()
     audits: tuple[Audit, ...] | None = None
     findings: dict[tuple[int, int], tuple[Finding | None, bytes]] = field(default_factory=dict)
     cases: dict[int, Case] = field(default_factory=dict)
@@ -105,6 +108,7 @@ class RoundAudits:
     Attributes:
         num_made, num_held: audits that drawn members have told of, and those that held.
         reasons: why peers were ejected.
+        false_trials: why peers on trial would be ejected, and the evidence; whoever looks takes them out.
     """
 
     def __init__(
@@ -130,6 +134,7 @@ class RoundAudits:
         self._said: set[tuple[str, str]] = set()
         self.num_made = self.num_held = 0
         self.reasons: dict[str, str] = {}
+        self.false_trials: dict[str, tuple[str, bytes]] = {}
 
     def line(self) -> str:
         """What came of audits so far, for people."""
@@ -143,6 +148,7 @@ class RoundAudits:
         if after.made > before.made and self._rounds:
             ended = self._rounds[-1]
             ended.agreed = frozenset(each.seat for each in after.agreed)
+            ended.tried = frozenset(each.seat for each in after.tried)
             self._claims.agree(
                 {
                     (each.seat, ended.members[each.seat].incarnation): each.result
@@ -173,6 +179,7 @@ class RoundAudits:
             seats,
             self._section.audit,
             self._section.auditors,
+            drawn.tried,
         )
 
     def unfinished(self, is_here: Callable[[str], bool]) -> tuple[list[Audit], int]:
@@ -444,11 +451,67 @@ class RoundAudits:
         return pack_verdict(shown, others)
 
     def _eject(self, member: EpochMember, evidence: bytes, reason: str) -> None:
-        if member.peer in self.reasons:
+        if member.peer in self.reasons or member.peer in self.false_trials:
+            return
+        if member.peer in self._machine.epoch.trials:
+            self.false_trials[member.peer] = reason, evidence
             return
         self.reasons[member.peer] = reason
         self._warn(f"{self._called(member.peer)} is ejected: {reason}")
         self._events.append(Eject(member.seat, evidence, member.peer))
+
+    # Trials
+
+    def found_right(self, peer: str, number: int) -> bool | None:
+        """Whether a claim of a peer on trial, in a round of this number, was found right.
+
+        True where each that was drawn and is still a member says that it holds, or most that judged it; None while
+        that is not known, and where it will not be.
+        """
+        found = self._tried(peer, number)
+        if found is None:
+            return None
+        round_, seat = found
+        over = round_.closed.get(seat)
+        if over is not None:
+            return {Verdict.ACCUSER: True, Verdict.ACCUSED: False}.get(over[1])
+        if seat in round_.cases or seat in round_.closed:
+            return None
+        drawn = [each.auditor for each in round_.audits or () if each.seat == seat]
+        told = [round_.findings[seat, each][0] for each in drawn if (seat, each) in round_.findings]
+        is_missing = any(
+            (seat, each) not in round_.findings and self._is_healthy(round_.members[each])
+            for each in drawn
+        )
+        holds = all(each is not None and each.holds for each in told)
+        return True if told and holds and not is_missing else None
+
+    def proof_of(self, peer: str, number: int) -> bytes:
+        """The claim of a peer on trial, and the findings that it holds."""
+        found = self._tried(peer, number)
+        assert found is not None  # it was found right
+        round_, seat = found
+        return pack_proof(
+            round_.claims[seat][1],
+            [
+                (round_.members[by].peer, signed)
+                for (about, by), (finding, signed) in sorted(
+                    round_.findings.items(), key=lambda each: each[0]
+                )
+                if about == seat and finding is not None and finding.holds
+            ],
+        )
+
+    def tried_rounds(self) -> list[int]:
+        """Rounds in which members on trial gave something, ascending."""
+        return [each.round for each in self._rounds if each.tried]
+
+    def _tried(self, peer: str, number: int) -> tuple[_Round, int] | None:
+        for round_ in self._rounds:
+            for seat in round_.tried if round_.round == number else ():
+                if round_.members[seat].peer == peer and seat in round_.claims:
+                    return round_, seat
+        return None
 
     # What members are told
 

@@ -68,6 +68,7 @@ def epoch_message(
         blobs=weights.blobs if has_pieces else (),
         sources=tuple(sources),
         ends=bool(state.reason),
+        tried=tuple(map(_agreed, state.tried)),
     )
 
 

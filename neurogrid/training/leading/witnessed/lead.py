@@ -43,6 +43,7 @@ from neurogrid.training.leading.settings import LeaderProgress, LeaderSettings
 from neurogrid.training.leading.sources import Sources
 from neurogrid.training.leading.witnessed.common_weights import CommonWeights
 from neurogrid.training.leading.witnessed.leader import EpochLostError, WitnessedLeader
+from neurogrid.training.leading.witnessed.trials import write_invitation
 from neurogrid.training.runs.changes import Changes, changed_run, run_at
 from neurogrid.training.runs.estimate import member_bytes
 from neurogrid.training.runs.inner_optimizer import round_rates
@@ -201,9 +202,16 @@ async def _lead(settings: LeaderSettings, progress: LeaderProgress, board: RunBo
             wait=settings.wait,
             clock=lambda: begun_at + trio.current_time() - began,
             rules=_claim_rules(run, run_id, trainer, total_steps),
+            entries=entries,
         )
         stack.enter_context(board.watching(leader.look))
         await open_reach(host, settings.reach)
+        if run.members.open:
+            path = directory.path / "invitation"
+            write_invitation(path, run_id, identity, host.addresses)
+            progress.say(
+                f"the run is open: who comes is on trial, but for who has {path} (neurogrid-worker --invitation)"
+            )
         progress.listening(host.peer_id, host.addresses)
         with unwrap_errors():
             async with trio.open_nursery() as nursery:

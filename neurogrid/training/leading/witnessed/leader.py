@@ -50,7 +50,9 @@ from neurogrid.training.leading.witnessed.audits import RoundAudits
 from neurogrid.training.leading.witnessed.common_weights import CommonWeights
 from neurogrid.training.leading.witnessed.epoch_messages import epoch_message
 from neurogrid.training.leading.witnessed.round_events import RoundEvents
+from neurogrid.training.leading.witnessed.trials import Trials
 from neurogrid.training.runs.changes import run_at
+from neurogrid.training.runs.entries import Entry
 from neurogrid.training.runs.state import Occupant, Phase, Seat
 from neurogrid.training.runs.witnessed_machine import WitnessedMachine
 from neurogrid.training.wire.runs import (
@@ -126,6 +128,7 @@ class WitnessedLeader:
         total_steps: of the schedule that members go by.
         wait: seconds that members are waited for.
         rules: what all know of claims, in a run with audits.
+        entries: of the journal so far.
 
     Attributes:
         kept_round: the round whose weights are a checkpoint, or are becoming one.
@@ -149,6 +152,7 @@ class WitnessedLeader:
         wait: float,
         clock: Callable[[], float],
         rules: ClaimRules | None = None,
+        entries: Sequence[Entry] = (),
     ) -> None:
         self._host, self._exchange, self._transfers = host, exchange, transfers
         self._facts, self._machine, self._weights = facts, machine, weights
@@ -181,6 +185,23 @@ class WitnessedLeader:
                 progress.warn,
             )
             self._events.on_claim = self._audits.take_claim
+        self._trials: Trials | None = None
+        if self._audits is not None and facts.run_file.members.open:
+            self._trials = Trials(
+                facts.run_id,
+                host.peer_id,
+                facts.run_file.members.max,
+                entries,
+                machine,
+                self._audits,
+                self._members.called,
+                progress.say,
+                progress.warn,
+                self._refuse,
+            )
+        # Peers that are refused for a while, with the time at which they may try again.
+        self._refused: dict[str, float] = {}
+        self._goodbyes: list[tuple[str, str]] = []
         # Seats that are left by what is seen here, not by what witnesses say.
         self._left: set[int] = set()
         authorise(exchange, WITNESSED_LEADER_TAKES)
@@ -269,6 +290,8 @@ class WitnessedLeader:
         if self._audits is not None:
             for event in self._audits.look(self._clock()):
                 self._events.add(event)
+        if self._trials is not None:
+            await self._look_at_trials(self._trials)
         if not self._is_fetching:
             self._check_weights()
             while self._tick(nursery, self._clock()):
@@ -385,7 +408,11 @@ class WitnessedLeader:
                 continue
             # One that is no member any more says that it waits before it can be one again.
             if self._is_here(peer) and self._members.get(peer).is_started:
-                self._events.add(Joined(peer, report.incarnation))
+                if self._trials is None:
+                    self._events.add(Joined(peer, report.incarnation))
+                elif peer not in self._refused:
+                    for event in self._trials.takes(peer, report.incarnation, report.invitation):
+                        self._events.add(event)
         members = [m.peer for m in epoch.members if m.health is Health.HEALTHY]
         for step, peer in self._agreement.apart(members):
             self._progress.warn(
@@ -395,6 +422,26 @@ class WitnessedLeader:
             for member in epoch.members:
                 if member.peer == peer and member.health is Health.HEALTHY:
                     self._leave(member.seat)
+
+    async def _look_at_trials(self, trials: Trials) -> None:
+        """Take what has come of trials, and have those that are refused end."""
+        for event in trials.look():
+            self._events.add(event)
+        self._keeper.write(self._machine.drain())  # bans, and uses of invitations
+        goodbyes, self._goodbyes = self._goodbyes, []
+        for peer, reason in goodbyes:
+            await self._members.dismiss(peer, reason)
+        now = time.time()
+        for peer, until in list(self._refused.items()):
+            if now >= until:
+                del self._refused[peer]
+                self._members.take_again(peer)
+
+    def _refuse(self, peer: str, reason: str, seconds: float | None) -> None:
+        """Have a peer take no part for so many seconds, or for good; it is told why."""
+        self._refused[peer] = math.inf if seconds is None else time.time() + seconds
+        self._members.give_up(peer, reason)
+        self._goodbyes.append((peer, reason))
 
     def _leave(self, seat: int) -> None:
         self._left.add(seat)
@@ -465,9 +512,12 @@ class WitnessedLeader:
             self._members.changed.set()
 
     def _digest_after(self, step: int) -> bytes:
+        return self._agreement.digest(step, self._counted())
+
+    def _counted(self) -> list[str]:
+        """Healthy members that are not on trial."""
         epoch = self._machine.epoch
-        members = [each.peer for each in epoch.members if each.health is Health.HEALTHY]
-        return self._agreement.digest(step, members)
+        return [each.peer for each in epoch.members if each.seat in epoch.counted]
 
     # Weights
 
@@ -519,8 +569,7 @@ class WitnessedLeader:
 
     async def _fetch_weights(self, step: int, attempt: int) -> bool:
         """Fetch the weights that most members have after a round; whether they are here."""
-        epoch = self._machine.epoch
-        members = [m.peer for m in epoch.members if m.health is Health.HEALTHY]
+        members = self._counted()
         here = [peer for peer in members if self._is_here(peer)]
         digest = self._agreement.digest(step, members) or self._agreement.digest(step, here)
         reports = {peer: self._reports[peer] for peer in here if peer in self._reports}

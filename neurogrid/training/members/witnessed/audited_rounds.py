@@ -34,6 +34,7 @@ class AuditedRound:
         told: what the leader said of it last.
         claims: that count, with their signed forms, by seat.
         agreed: the results that were agreed on, by seat; None while nothing was.
+        tried: those of members on trial, by seat.
         audits: that were drawn; None before.
         weights: a file with those before the round, float32 [n]; None before it is applied.
         coefficients: results that were agreed on, by seat.
@@ -46,6 +47,7 @@ class AuditedRound:
     told: Epoch
     claims: dict[int, tuple[Claim, bytes]] = field(default_factory=dict)
     agreed: dict[int, bytes] | None = None
+    tried: dict[int, bytes] = field(default_factory=dict)
     audits: tuple[Audit, ...] | None = None
     weights: Path | None = None
     coefficients: dict[int, Coefficients] = field(default_factory=dict)
@@ -130,7 +132,13 @@ class AuditedRounds:
         if before is None or before.agreed is None or before.audits is not None:
             return None
         before.audits = audits_of(
-            told.seed, before.agreed, before.told.seats, told.seats, self._share, self._copies
+            told.seed,
+            before.agreed,
+            before.told.seats,
+            told.seats,
+            self._share,
+            self._copies,
+            before.tried,
         )
         return before
 
@@ -145,6 +153,7 @@ class AuditedRounds:
         if before is None:
             return
         before.agreed = {each.seat: each.result for each in told.agreed}
+        before.tried = {each.seat: each.result for each in told.tried}
         members = {each.seat: each.incarnation for each in before.told.members}
         self.claims.agree(
             {

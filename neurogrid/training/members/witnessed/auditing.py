@@ -365,7 +365,7 @@ class Auditing:
                 self._rules.rate(round_.told.step),
                 self._rules.settings,
                 Band(),
-                is_agreed=True,
+                is_agreed=job.seat not in round_.tried,
                 pack=self._pack,
             )
         )

@@ -17,6 +17,7 @@ import logging
 import math
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -49,6 +50,7 @@ from neurogrid.training.members.witnessed.neighbours import Neighbours
 from neurogrid.training.members.witnessed.own_weights import OwnWeights
 from neurogrid.training.members.witnessed.round_exchange import ResultMissingError, RoundExchange
 from neurogrid.training.members.witnessed.samples import RoundSamples
+from neurogrid.training.optimizers.distro import Coefficients
 from neurogrid.training.runs.inner_optimizer import round_rates
 from neurogrid.training.runs.run_file import RunFile, parse_run_file
 from neurogrid.training.runs.trainers import trainer_settings, work_seed
@@ -125,7 +127,9 @@ class WitnessedPart:
         self._report = Report(
             run=start.run, seat=start.seat, state="starting", group_addresses=host.addresses[:16]
         )
-        self._epoch_report = EpochReport(start.run, _incarnation(), "starting")
+        self._epoch_report = EpochReport(
+            start.run, _incarnation(), "starting", invitation=settings.invitation
+        )
 
     @property
     def run_id(self) -> bytes:
@@ -246,7 +250,12 @@ class WitnessedPart:
     def _begin_anew(self, error: NeuroGridError, state: str) -> None:
         """Be another member from here on, which has no weights yet."""
         self._epoch_report = EpochReport(
-            self.run_id, _incarnation(), state, reason=_line(error), number=self._number
+            self.run_id,
+            _incarnation(),
+            state,
+            reason=_line(error),
+            number=self._number,
+            invitation=self._settings.invitation,
         )
         self._note(state, reason=_line(error))
 
@@ -514,8 +523,10 @@ class _Member:
             rate = self._rate(weights.step)
             weights.withdraw()
             if self._auditing is not None:
-                seats = [each.seat for each in agreed]
-                await self._auditing.before_apply(dict(zip(seats, results, strict=True)))
+                found = {each.seat: each for each in agreed}
+                seen = dict(zip(found, results, strict=True))
+                seen |= await self._tried(told, timeout)
+                await self._auditing.before_apply(seen)
             try:
                 await trio.to_thread.run_sync(
                     partial(weights.apply, results, rate, has_own=has_own)
@@ -525,6 +536,16 @@ class _Member:
             self._tell_weights("training")
         if weights.is_under_way and self._done != (told.epoch, told.round):
             weights.take_back()  # nobody has it: its samples are dealt again
+
+    async def _tried(self, told: Epoch, timeout: float) -> dict[int, Coefficients]:
+        """Results of members on trial, by seat, for whoever looks at them; as far as they are to be had."""
+        if self._weights.step is None or told.step != self._weights.step + 1:
+            return {}
+        found = {}
+        for each in told.tried:
+            with suppress(ResultMissingError):
+                (found[each.seat],) = await self._exchange.results_of([each], told, timeout)
+        return found
 
     async def _cool_down(self) -> None:
         """Offer the weights to the leader, and to those that join."""

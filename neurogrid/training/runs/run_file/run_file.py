@@ -124,6 +124,12 @@ class RunFile(Section):
                 "is for models whose own weights learn from the beginning: with an [adapter] they stay as they are",
                 AdapterSection.place_of("r"),
             )
+        if self.members.open and not self.checks.audit:
+            raise MembersSection.fault(
+                "open",
+                "is for runs whose members compute again what strangers give: with [checks] audit above 0",
+                ChecksSection.place_of("audit"),
+            )
         if self.is_witnessed:
             self._check_witnessed()
         elif self.checks.audit:

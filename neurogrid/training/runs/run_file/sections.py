@@ -377,6 +377,8 @@ class MembersSection(Section):
     Attributes:
         min: members that the run waits for, and below which it waits again.
         max: members at most; others stand by.
+        open: whether anybody may come, on trial at first: what it gives counts once a result of its was computed again;
+            with method "distro" and audits.
         memory, storage: bytes that each has to offer.
         cores: that each has to offer.
         gpu: whether each has to have one.
@@ -385,6 +387,7 @@ class MembersSection(Section):
 
     min: int = 1
     max: int = 64
+    open: bool = False
     memory: int = 0
     storage: int = 0
     cores: int = 0
@@ -395,6 +398,7 @@ class MembersSection(Section):
     keys: ClassVar[Mapping[str, Kind]] = {
         "min": whole(1, MAX_MEMBERS),
         "max": whole(1, MAX_MEMBERS),
+        "open": BOOLEAN,
         "memory": size(),
         "storage": size(),
         "cores": whole(0, 65_536),

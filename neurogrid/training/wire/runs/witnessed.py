@@ -93,6 +93,8 @@ _MAX_SEAT_ADDRESSES: Final = 4
 _MAX_SEAT_BYTES: Final = 4 * 1024
 _MAX_WORK_BYTES: Final = 64 * 1024
 _MAX_AGREED_BYTES: Final = 256
+# As long as a signed invitation may be (joining.md).
+_MAX_INVITATION_BYTES: Final = 12 * 1024
 
 _EPOCH: Final = optional(uint(MAX_U32))
 _ROUND: Final = uint(MAX_U32, smallest=1)
@@ -258,6 +260,7 @@ class Epoch(ControlPayload):
         names, blobs: pieces of the weights, in order.
         sources: multiaddrs of peers that have slices.
         ends: nothing comes after this round.
+        tried: results of members on trial in the round before, which are looked at and not applied.
     """
 
     run: bytes
@@ -279,6 +282,7 @@ class Epoch(ControlPayload):
     blobs: tuple[bytes, ...] = ()
     sources: tuple[str, ...] = ()
     ends: bool = False
+    tried: tuple[AgreedResult, ...] = ()
 
     _map = Map(
         "Epoch",
@@ -302,6 +306,7 @@ class Epoch(ControlPayload):
             "blobs": _BLOBS,
             "sources": optional(array(text(MAX_ADDRESS_CHARS, smallest=1), MAX_RUN_SOURCES)),
             "ends": optional(BOOLEAN),
+            "tried": _nested(AgreedResult.decode, _MAX_AGREED_BYTES),
         },
         max_bytes=DEFAULT_RUN_LIMITS.epoch,
     )
@@ -316,7 +321,7 @@ class Epoch(ControlPayload):
         _check_seats("Epoch", list(self.seats))
         _check_seats("Epoch", [each.seat for each in self.members])
         check_once("Epoch", tuple(each.peer for each in self.members))
-        for named in (self.works, self.agreed):
+        for named in (self.works, self.agreed, self.tried):
             seats = [each.seat for each in named]
             if len(set(seats)) != len(seats):
                 raise violation("Epoch names a seat twice in one list")
@@ -453,6 +458,7 @@ class EpochReport(ControlPayload):
         step: u64, rounds that are in its weights.
         digest: BLAKE3 of its weights; empty where they are not the common ones.
         names, blobs: pieces of its weights that others may fetch, in order; none where it offers none.
+        invitation: of the leader, signed, by which it comes into an open run; empty where it has none.
     """
 
     run: bytes
@@ -465,6 +471,7 @@ class EpochReport(ControlPayload):
     digest: bytes = b""
     names: tuple[str, ...] = ()
     blobs: tuple[bytes, ...] = ()
+    invitation: bytes = b""
 
     _map = Map(
         "EpochReport",
@@ -479,6 +486,7 @@ class EpochReport(ControlPayload):
             "digest": _DIGEST,
             "names": _NAMES,
             "blobs": _BLOBS,
+            "invitation": optional(binary(_MAX_INVITATION_BYTES)),
         },
     )
 

@@ -1,0 +1,112 @@
+"""A journal's epochs, gone through again: that each state follows, and that members have signed what is said of them.
+
+What members sign is in the journal: commitments, what witnesses have, claims, and what others find about these. So it
+is seen without asking anybody that nobody was put out or let in, and nothing was agreed on, by the leader's word alone.
+
+Source: protocol_spec/training/witnessed.md, "The journal".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from neurogrid.errors import ConfigurationError, RemoteProtocolError
+from neurogrid.training.checks.verdicts import open_proof, open_verdict
+from neurogrid.training.runs.entries import Entry, EpochEntry, ResumedEntry
+from neurogrid.training.runs.run_file import RunFile
+from neurogrid.training.runs.signatures import check_signature
+from neurogrid.training.runs.witnessed_machine import begun_epochs, epoch_rules, epochs_of
+from neurogrid.training.witnessed import (
+    Admitted,
+    Committed,
+    Eject,
+    EpochState,
+    Event,
+    Refused,
+    Witnessed,
+    event_of,
+)
+
+__all__ = ["fault_of_epochs"]
+
+_Seats = tuple[dict[int, str], set[str]]
+"""Of a round: who has which seat, and the peers that counted when it began."""
+
+
+def fault_of_epochs(run: RunFile, run_id: bytes, entries: Iterable[Entry]) -> str:
+    """What is wrong first with the epochs of a journal; empty where nothing is.
+
+    Args:
+        run_id: 16 bytes.
+    """
+    known = list(entries)
+    told = (each for each in known if isinstance(each, EpochEntry))
+    before, rounds = begun_epochs(), dict[tuple[int, int], _Seats]()
+    try:
+        for state, entry in _with_entries(run, known):
+            if entry is not None:
+                for event in map(event_of, next(told).events):
+                    _check(run_id, before, rounds, event)
+            if state.has_round:
+                members = {each.seat: each.peer for each in state.members}
+                counted = {members[seat] for seat in state.seats if seat in members}
+                rounds[state.epoch, state.round] = members, counted
+            before = state
+    except (ConfigurationError, RemoteProtocolError, ValueError) as exc:
+        return str(exc)
+    return ""
+
+
+def _with_entries(
+    run: RunFile, entries: list[Entry]
+) -> Iterable[tuple[EpochState, EpochEntry | None]]:
+    ours = [each for each in entries if isinstance(each, EpochEntry | ResumedEntry)]
+    for state, entry in zip(epochs_of(epoch_rules(run), ours), ours, strict=True):
+        yield state, entry if isinstance(entry, EpochEntry) else None
+
+
+def _check(
+    run_id: bytes,
+    before: EpochState,
+    rounds: dict[tuple[int, int], _Seats],
+    event: Event,
+) -> None:
+    """Raises ValueError or RemoteProtocolError where an event says what nobody has signed."""
+    match event:
+        case Committed(said, signature) if before.member(said.seat) is not None:
+            _check_signed(before, said.seat, signature, said.signed_bytes(run_id))
+        case Witnessed(proof, signature) if before.member(proof.seat) is not None:
+            _check_signed(before, proof.seat, signature, proof.signed_bytes(run_id))
+        case Eject(_, evidence, peer) if evidence:
+            _check_named(evidence, peer)
+        case Refused(peer, _, evidence) if evidence:
+            _check_named(evidence, peer)
+        case Admitted(peer, evidence):
+            _check_admitted(run_id, rounds, peer, evidence)
+
+
+def _check_signed(state: EpochState, seat: int, signature: bytes, data: bytes) -> None:
+    member = state.member(seat)
+    assert member is not None
+    check_signature(member.peer, signature, data, f"what seat {seat} says in round {state.round}")
+
+
+def _check_named(evidence: bytes, peer: str) -> None:
+    found, findings = open_verdict(evidence)
+    if peer not in {found.accused, found.accuser, *findings}:
+        raise ValueError(f"{peer} is put out by evidence that does not name it")
+
+
+def _check_admitted(
+    run_id: bytes,
+    rounds: dict[tuple[int, int], _Seats],
+    peer: str,
+    evidence: bytes,
+) -> None:
+    claim, findings = open_proof(evidence, peer)
+    key = claim.round >> 32, claim.round & 0xFFFFFFFF
+    seats, counted = rounds.get(key, ({}, set()))
+    if claim.run != run_id or seats.get(claim.seat) != peer:
+        raise ValueError(f"{peer} is admitted by a claim that is none of this run")
+    if strangers := findings.keys() - counted:
+        raise ValueError(f"{peer} is admitted by {min(strangers)}, who was no member that counted")
