@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -40,6 +40,8 @@ __all__ = [
 
 # Lines of metrics over which the speed is told.
 _NUM_TIMED: Final = 20
+# Of what came of claims.
+_NUM_VERDICTS: Final = 8
 # In front of the name of a part of a mixture, in the name of its figure.
 _OF_PART: Final = "eval_loss/"
 _RUN_SYNC: Any = trio.to_thread.run_sync  # its stubs lack `abandon_on_cancel`
@@ -316,6 +318,7 @@ def _rows(directory: RunDirectory, *, now: float) -> Iterator[tuple[str, str]]:
     yield "stops", ", ".join(_goals(stop, last))
     yield from _changed(directory, run, changes)
     yield from _banned(directory, now)
+    yield from _checked(directory, lines)
     steps = directory.steps()
     newest = directory.checkpoints / f"step-{steps[-1]}" if steps else None
     yield "checkpoint", f"{newest}, of {len(steps)}" if newest is not None else "none yet"
@@ -367,6 +370,32 @@ def _banned(directory: RunDirectory, now: float) -> Iterator[tuple[str, str]]:
         if entry.is_in_force(now):
             until = f" until {format_time(entry.until)}" if entry.until else ""
             yield "banned", f"{entry.peer}{until}: {entry.reason}"
+
+
+def _checked(directory: RunDirectory, lines: Sequence[Figures]) -> Iterator[tuple[str, str]]:
+    """What members computed again of what others claimed, and what came of it, as far as that was written down."""
+    from neurogrid.training.runs.entries import EpochEntry
+    from neurogrid.training.runs.journal import read_journal
+
+    made = sum(each.get("checked", 0) for each in lines)
+    if not made:
+        return
+    held = sum(each.get("checked_held", 0) for each in lines)
+    yield "checked", f"{held:,.0f} of {made:,.0f} results that were computed again hold"
+    try:
+        recorded = read_journal(directory.journal) if directory.has_run else ()
+    except ConfigurationError:  # which is told of the journal
+        return
+    told = []
+    for each in recorded:
+        for event in each.entry.events if isinstance(each.entry, EpochEntry) else ():
+            if event["kind"] == "eject":
+                told.append(("ejected", f"{event.get('peer') or event.get('seat')}: with evidence"))
+            elif event["kind"] == "refused":
+                told.append(("refused", f"{event.get('peer')}: {event.get('reason')}"))
+            elif event["kind"] == "admitted":
+                told.append(("admitted", f"{event.get('peer')}: its claim holds"))
+    yield from told[-_NUM_VERDICTS:]
 
 
 def held_out_told(figures: Mapping[str, float]) -> str:

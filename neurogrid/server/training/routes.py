@@ -61,6 +61,17 @@ _STATUS: Final = {
         "checkpoints": _LINES,
         "alarms": _LINES,
         "events": _LINES,
+        "checks": {
+            "type": ["object", "null"],
+            "description": "What members computed again of what others claimed; null where they do not.",
+            "properties": {
+                "num_made": {"type": "integer", "description": "Claims that were computed again."},
+                "num_held": {"type": "integer", "description": "Of these, those that hold."},
+                "num_open": {"type": "integer", "description": "Accusations that are judged."},
+                "num_trials": {"type": "integer", "description": "Peers that are on trial."},
+                "last": _LINES,
+            },
+        },
     },
 }
 _METRICS: Final = {

@@ -34,6 +34,7 @@ from neurogrid.training.leading.status import (
 )
 from neurogrid.training.runs.alarms import (
     NUM_FLAT,
+    Accused,
     Alarm,
     AlarmKind,
     MemberFacts,
@@ -77,6 +78,8 @@ MAX_FIGURES: Final = 4096
 # Over so many rounds it is judged whether the run learns, and how fast it is.
 _NUM_JUDGED: Final = 200
 _NUM_PACE: Final = 8
+# What comes of claims, that is against the member.
+_AGAINST: Final = ("accused", "ejected", "silent", "banned")
 # Times what a round usually takes, and seconds at least, after which it is said for whom it waits.
 _LATE: Final = 1.3
 _LATE_SECONDS: Final = 3.0
@@ -261,6 +264,7 @@ class RunBoard(QuietProgress):
             alarms=self._find_alarms(members),
             events=self.events.last,
             is_chain=self.run_file.is_chain,
+            checks=look.checks if look is not None else None,
         )
 
     def learning(self) -> Learning:
@@ -610,7 +614,14 @@ class RunBoard(QuietProgress):
                 self._usual_seconds(),
                 _waited_for(members),
             )
-        return find_alarms(tuple(self._known_losses), facts, waiting=waiting)
+        checks = look.checks if look is not None else None
+        accused = [
+            Accused(each.seat, each.text)
+            for each in (checks.last if checks is not None else ())
+            if each.kind in _AGAINST and look is not None
+            if look.state.round - each.round <= NUM_FLAT
+        ]
+        return find_alarms(tuple(self._known_losses), facts, waiting=waiting, accused=accused)
 
     def _watch_alarms(self) -> None:
         """Say each alarm once, when it begins; one that comes and goes is the same."""

@@ -158,6 +158,7 @@ class Keeper:
         state: RunState,
         members: Collection[int],
         digests: tuple[int, int] = (0, 0),
+        checks: tuple[int, int] = (0, 0),
     ) -> None:
         """A round is in the common weights.
 
@@ -165,6 +166,7 @@ class Keeper:
             members: seats that are to save their optimisers after it.
             digests: of members' weights after a round, that were told since the last call: how many were those of the
                 leader, and how many were not.
+            checks: claims that members computed again since the last call, and how many of these held.
         """
         round_ = outer.round
         run = self._run_at(round_)
@@ -178,8 +180,7 @@ class Keeper:
         due = self.figures.take(round_)
         for each in due:
             each["seconds"] = round(self.seconds, 3)
-        if due and any(digests):
-            due[-1]["weights_equal"], due[-1]["weights_other"] = digests
+        _note(due, digests, checks)
         is_new = bool(due) and due[-1]["round"] == round_
         if is_new:
             self._last_figures = due.pop()
@@ -198,13 +199,17 @@ class Keeper:
             )
         self._changed.set()
 
-    def noted(self, round_number: int, digests: tuple[int, int] = (0, 0)) -> None:
-        """Keep the figures of rounds up to this one, whose weights are not here; `digests` as of `applied`."""
+    def noted(
+        self,
+        round_number: int,
+        digests: tuple[int, int] = (0, 0),
+        checks: tuple[int, int] = (0, 0),
+    ) -> None:
+        """Keep the figures of rounds up to this one, whose weights are not here; the others as of `applied`."""
         due = self.figures.take(round_number)
         for each in due:
             each["seconds"] = round(self.seconds, 3)
-        if due and any(digests):
-            due[-1]["weights_equal"], due[-1]["weights_other"] = digests
+        _note(due, digests, checks)
         self._jobs += [_Job(each) for each in due]
         self._changed.set()
 
@@ -373,3 +378,13 @@ class Keeper:
                 "where the run is resumed there"
             )
         return found
+
+
+def _note(
+    due: Sequence[dict[str, float]], digests: tuple[int, int], checks: tuple[int, int]
+) -> None:
+    """Put what was told since the last round into the figures of the newest one."""
+    if due and any(digests):
+        due[-1]["weights_equal"], due[-1]["weights_other"] = digests
+    if due and any(checks):
+        due[-1]["checked"], due[-1]["checked_held"] = checks

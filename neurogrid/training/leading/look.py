@@ -9,7 +9,7 @@ from neurogrid.training.runs.machine import Rules
 from neurogrid.training.runs.state import RunState
 from neurogrid.training.wire.runs import Report, StageReport
 
-__all__ = ["LeaderLook", "PeerLook", "StageLook"]
+__all__ = ["CheckLook", "ChecksLook", "LeaderLook", "PeerLook", "StageLook"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +53,44 @@ class StageLook:
 
 
 @dataclass(frozen=True, slots=True)
+class CheckLook:
+    """Something that came of a claim which was looked at.
+
+    Attributes:
+        at: Unix time.
+        round: of the claim, or of the run when a trial was over.
+        seat: of the member that it is about.
+        kind: `accused` while others are to judge, `ejected`, `silent` where it gave nothing, `undecided`; of one that
+            was on trial `admitted`, `refused` or `banned`.
+        text: for people.
+    """
+
+    at: float
+    round: int
+    seat: int
+    kind: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class ChecksLook:
+    """What members have computed again of what others claimed, since this leader began.
+
+    Attributes:
+        num_made, num_held: claims that drawn members told of, and those that held.
+        num_open: accusations about which others are to judge yet.
+        num_trials: members, and peers that wait, on trial.
+        last: what came of it, oldest first: the last 40.
+    """
+
+    num_made: int = 0
+    num_held: int = 0
+    num_open: int = 0
+    num_trials: int = 0
+    last: tuple[CheckLook, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class LeaderLook:
     """A leader at the moment.
 
@@ -64,6 +102,7 @@ class LeaderLook:
         stages: of a chain, by stage and lane; empty before it was arranged, and where members have whole models.
         waits: what a chain does not go on without; empty where it goes on.
         differing: members that have other weights than the leader, by peer id: since which round.
+        checks: what members compute again; None in a run that has none.
     """
 
     peer_id: str
@@ -78,3 +117,4 @@ class LeaderLook:
     stages: Sequence[StageLook] = ()
     waits: str = ""
     differing: Mapping[str, int] = field(default_factory=dict)
+    checks: ChecksLook | None = None

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from neurogrid.node.events import Event
+from neurogrid.training.leading.look import ChecksLook
 from neurogrid.training.runs.alarms import Alarm
 from neurogrid.training.runs.run_directory import Figures
 from neurogrid.training.runs.state import Phase
@@ -185,6 +186,7 @@ class RunStatus:
         alarms: what makes it doubtful that the run learns.
         events: what happened, in words; what failed, and what was done.
         is_chain: whether members have a stage each of one model; a round is a step then.
+        checks: what members computed again of what others claimed; None in a run that has none.
     """
 
     at: float
@@ -213,3 +215,4 @@ class RunStatus:
     alarms: tuple[Alarm, ...]
     events: tuple[Event, ...]
     is_chain: bool = False
+    checks: ChecksLook | None = None

@@ -16,7 +16,7 @@ from itertools import pairwise
 from statistics import fmean, median, stdev
 from typing import Final
 
-__all__ = ["Alarm", "AlarmKind", "MemberFacts", "Waiting", "find_alarms"]
+__all__ = ["Accused", "Alarm", "AlarmKind", "MemberFacts", "Waiting", "find_alarms"]
 
 NUM_FLAT: Final = 20
 """Losses, one a round, over which a loss that does not fall is called flat."""
@@ -49,6 +49,7 @@ class AlarmKind(StrEnum):
     ZERO_GRADIENTS = "zero_gradients"
     TARGET_NOT_REACHED = "target_not_reached"
     VERSIONS_DIFFER = "versions_differ"
+    CHEATING = "cheating"
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +88,19 @@ class MemberFacts:
 
 
 @dataclass(frozen=True, slots=True)
+class Accused:
+    """A member of which others say that it did not compute what it claims, or that it accuses falsely.
+
+    Attributes:
+        seat: that it has or had.
+        text: what was found, and what became of it; one line.
+    """
+
+    seat: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class Waiting:
     """The round that is open.
 
@@ -104,7 +118,11 @@ class Waiting:
 
 
 def find_alarms(
-    losses: Sequence[float], members: Sequence[MemberFacts], *, waiting: Waiting | None = None
+    losses: Sequence[float],
+    members: Sequence[MemberFacts],
+    *,
+    waiting: Waiting | None = None,
+    accused: Sequence[Accused] = (),
 ) -> tuple[Alarm, ...]:
     """The alarms of a run as it stands.
 
@@ -112,9 +130,12 @@ def find_alarms(
         losses: of its rounds, one a round that trained, oldest first.
         members: those that take part.
         waiting: for the round that is open; None while none is.
+        accused: of late, or about whom others are to judge yet.
     """
     found = [_of_loss(losses), *_of_gradients(members), *_of_cosines(members)]
     found += [*_of_targets(members, waiting), *_of_versions(members)]
+    latest = {each.seat: each for each in accused}
+    found += [Alarm(AlarmKind.CHEATING, each.text, each.seat) for each in latest.values()]
     return tuple(alarm for alarm in found if alarm is not None)
 
 

@@ -56,7 +56,7 @@ __all__ = [
 _WHY: Final = {
     Health.DROPPED: "it was lost, or witnesses had nothing of it",
     Health.WITHDRAWN: "it has withdrawn",
-    Health.EJECTED: "it has said two things of one round",
+    Health.EJECTED: "it was ejected: there is evidence against it",
 }
 
 

@@ -9,6 +9,7 @@ Run as a program with what is odd about it, and the options of `neurogrid-worker
     forger   it sends findings in the name of others, and about claims at which it was not to look
     silent   it gives nobody its momenta
     mute     it commits to results without claims
+    twofold  it signs two claims of each result: one for the leader, and one for all others
 """
 
 from __future__ import annotations
@@ -24,15 +25,18 @@ import torch
 from neurogrid.cli.commands.worker import main
 from neurogrid.errors import TransportError
 from neurogrid.p2p.wire import TensorMessage
-from neurogrid.training.checks import Finding, sign_finding
+from neurogrid.training.checks import Finding, open_claim, sign_claim, sign_finding
 from neurogrid.training.members.witnessed.auditing import Auditing
+from neurogrid.training.members.witnessed.round_exchange import RoundExchange
 from neurogrid.training.members.witnessed.witnessed_part import _Member
-from neurogrid.training.wire.runs import RoundFinding, RunMessage, SampleRange
+from neurogrid.training.wire.runs import RoundCommitment, RoundFinding, RunMessage, SampleRange
 
 PROGRAM = (sys.executable, str(Path(__file__)))
 
 _gradient = _Member._gradient
 _work = Auditing.work
+_sign = Auditing.sign
+_tell = RoundExchange._tell
 
 
 async def gradient_of_others(member: Any, told: Any, own: Any, work: Any) -> torch.Tensor:
@@ -91,6 +95,24 @@ def claim_nothing(auditing: Any, told: Any, result: bytes) -> bytes:
     return b""
 
 
+def sign_twice(auditing: Any, told: Any, result: bytes) -> bytes:
+    """The right claim for others; beside it, one of another momentum."""
+    right = _sign(auditing, told, result)
+    claim = open_claim(right, auditing._identity.peer_id)
+    auditing.second = sign_claim(replace(claim, sent=bytes(32)), auditing._identity)
+    return right
+
+
+async def tell_other(exchange: Any, round_: Any, peer: str, message: Any, size: int) -> None:
+    """The leader is told the other claim."""
+    if peer == exchange._leader and message.msg_type is RunMessage.COMMITMENT:
+        said = RoundCommitment.decode(message.data)
+        if said.claim:
+            said = replace(said, claim=exchange._auditing.second)
+            message = TensorMessage(RunMessage.COMMITMENT, data=said.encode())
+    await _tell(exchange, round_, peer, message, size)
+
+
 if __name__ == "__main__":
     kind = sys.argv.pop(1)
     if kind == "other":
@@ -105,6 +127,9 @@ if __name__ == "__main__":
         Auditing.work = work_and_forge  # type: ignore[method-assign]
     elif kind == "silent":
         Auditing._offer_momenta = offer_nothing  # type: ignore[method-assign]
+    elif kind == "twofold":
+        Auditing.sign = sign_twice  # type: ignore[method-assign]
+        RoundExchange._tell = tell_other  # type: ignore[method-assign]
     elif kind == "mute":
         Auditing.sign = claim_nothing  # type: ignore[method-assign]
     sys.exit(main())

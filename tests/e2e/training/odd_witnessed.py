@@ -6,6 +6,7 @@ Run as a program with what is odd about it, and the options of `neurogrid-worker
     garbage  what it commits itself to is no result
     forger   it commits to results in the name of another member, too, and bears witness in that one's name
     liar     it commits itself to two results of a round
+    whisperer  the same, and tells the second one to another member alone
 """
 
 from __future__ import annotations
@@ -99,6 +100,23 @@ async def publish_twice(
     return blob_id
 
 
+async def publish_and_whisper(
+    exchange: RoundExchange, told: Any, seat: int, work: Any, coefficients: Any
+) -> bytes:
+    """What all have, and once that is told, another one for one member."""
+    blob_id = await _publish(exchange, told, seat, work, coefficients)
+    await trio.sleep(0.5)
+    other = Commitment(seat, told.epoch, told.round, work.first_batch, work.num_batches, bytes(32))
+    signed = sign(exchange._identity, other.signed_bytes(exchange._run_id))
+    works = work.first_batch, work.num_batches, bytes(32), signed
+    said = RoundCommitment(exchange._run_id, seat, told.epoch, told.round, *works)
+    peer = next(each.peer for each in told.members if each.seat != seat)
+    with suppress(TransportError):
+        message = TensorMessage(RunMessage.COMMITMENT, data=said.encode())
+        await exchange._exchange.send(peer, message)
+    return blob_id
+
+
 if __name__ == "__main__":
     kind = sys.argv.pop(1)
     if kind == "cold":
@@ -109,4 +127,6 @@ if __name__ == "__main__":
         RoundExchange.publish = publish_more  # type: ignore[method-assign]
     elif kind == "liar":
         RoundExchange.publish = publish_twice  # type: ignore[method-assign]
+    elif kind == "whisperer":
+        RoundExchange.publish = publish_and_whisper  # type: ignore[method-assign]
     sys.exit(main())

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import re
+import subprocess
 from pathlib import Path
 
-from neurogrid.training.checks import Kind, open_verdict
+from neurogrid.p2p.hosts.identity import Identity
+from neurogrid.training.checks import Kind, fault_of_epochs, open_verdict
 from neurogrid.training.runs.entries import EpochEntry
 from neurogrid.training.runs.run_file import parse_run_file
+from neurogrid.training.runs.verdict import verify_journal
 from neurogrid.training.runs.witnessed_machine import epoch_rules, epochs_of
 from neurogrid.training.witnessed import Eject, EpochState, event_of
+from tests.e2e.preloaded import DEADLINE, TRAIN
 from tests.e2e.training.odd_auditing import PROGRAM
+from tests.e2e.training.odd_witnessed import PROGRAM as WITNESSED_PROGRAM
 from tests.e2e.training.run_processes import (
     RUN_FILE,
     RunProcesses,
@@ -18,6 +23,7 @@ from tests.e2e.training.run_processes import (
     open_run,
     rounds_of,
 )
+from tests.e2e.training.test_witnessed_runs import status
 from tests.ports import free_port
 
 AUDITED = RUN_FILE + (
@@ -26,7 +32,12 @@ AUDITED = RUN_FILE + (
 )
 
 
-def begin(run: RunProcesses, honest: str, odd: tuple[str, ...] = ()) -> None:
+def begin(
+    run: RunProcesses,
+    honest: str,
+    odd: tuple[str, ...] = (),
+    witnessed: tuple[str, ...] = (),
+) -> None:
     """Start a run whose members all begin together."""
     run.lead()
     run.wait(lambda: (run.run / "journal").exists(), "there is no journal")
@@ -35,7 +46,9 @@ def begin(run: RunProcesses, honest: str, odd: tuple[str, ...] = ()) -> None:
         run.join(name)
     for kind in odd:
         run.join(kind, program=(*PROGRAM, kind))
-    number = len(honest) + len(odd)
+    for kind in witnessed:
+        run.join(kind, program=(*WITNESSED_PROGRAM, kind))
+    number = len(honest) + len(odd) + len(witnessed)
     run.wait(lambda: len(latest(run).pending) == number, "not all are here")
     (run.run / "pause").unlink()
 
@@ -120,6 +133,43 @@ def test_who_cheats_in_the_last_round_is_found_and_so_is_who_covers_for_it(tmp_p
     assert evidence.claim == other.claim
     assert {each.peer for each in found} <= {evidence.accused, *findings, *others}
     assert sorted(each.excess > 2 for each in others.values()) in ([False, True, True], [False])
+
+
+def test_who_says_two_things_is_ejected(tmp_path: Path) -> None:
+    """Two claims of one result, or two results of one round: either is signed twice, and needs no judging."""
+    run_file = (
+        AUDITED + "rounds = 30\n[checks]\naudit = 1.0\n[stop]\nrounds = 60\n[members]\nmin = 2\n"
+    )
+    with open_run(tmp_path, free_port(), run_file) as run:
+        begin(run, "ab", ("twofold",), ("whisperer",))
+        run.wait(lambda: "twofold is ejected: it has signed two claims" in run.log, "it stays")
+        run.wait(lambda: "whisperer is out of the epoch" in run.log, "whisperer stays")
+        run.wait_round(run.rounds() + 2)
+        figures, last, found = run.figures(), latest(run), ejections(run.run)
+        shown = status(run)
+        told = subprocess.run(
+            [*TRAIN, "status", "run"],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=DEADLINE,
+        )
+        verdict = verify_journal(run.run, fault_of_epochs)
+    twofold, whisperer = (
+        Identity.load(tmp_path / name / "identity.key").peer_id for name in ("twofold", "whisperer")
+    )
+    assert set(last.barred) == {twofold, whisperer}
+    (eject,) = found  # of two commitments the machine knows by itself
+    assert open_verdict(eject.evidence)[0].kind is Kind.CONFLICT
+    assert not any(line.get("weights_other") for line in figures)
+    assert verdict.is_whole, verdict.problem
+    # On the page, among the alarms, and in `train status`.
+    checks = shown["checks"]
+    assert checks["num_made"] >= checks["num_held"] > 0
+    assert [each["kind"] for each in checks["last"]].count("ejected") == 1
+    assert "cheating" in [each["kind"] for each in shown["alarms"]]
+    assert f"ejected      {twofold}: with evidence" in told.stdout, told.stderr
+    assert "results that were computed again hold" in told.stdout
 
 
 def test_what_is_forged_is_refused_and_who_gives_nothing_is_dropped(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from neurogrid.training.runs.alarms import (
     NUM_FLAT,
+    Accused,
     Alarm,
     AlarmKind,
     MemberFacts,
@@ -162,3 +163,12 @@ def test_another_version_of_what_computes() -> None:
 def test_whatever_is_told_alarms_are_lines(losses: list[float], facts: list[MemberFacts]) -> None:
     for alarm in find_alarms(losses, facts):
         assert alarm.text.isprintable()
+
+
+def test_who_is_accused_is_said_once_and_the_latest() -> None:
+    accused = [Accused(1, "it is accused"), Accused(2, "it is accused, too"), Accused(1, "ejected")]
+    found = find_alarms(LEARNING, members(0.6, 0.5), accused=accused)
+    assert found == (
+        Alarm(AlarmKind.CHEATING, "ejected", 1),
+        Alarm(AlarmKind.CHEATING, "it is accused, too", 2),
+    )

@@ -15,6 +15,7 @@ const MAX_DELAY = 5000;
 const VERIFY_INTERVAL = 5000;
 const SILENCE = 15000;
 const MAX_LOG = 40;
+const MAX_VERDICTS = 8;
 // Losses from which on they are drawn smoothed, too.
 const MANY = 30;
 const PHASES = { waiting: "Waiting", training: "Training", finishing: "Finishing", ended: "Ended" };
@@ -96,6 +97,7 @@ const members = new KeyedList(byId("members"), ({ member, head }) => (head ? `st
 const rounds = new KeyedList(byId("rounds-body"), ({ round }) => round.round, () => new Round());
 const log = new KeyedList(byId("log"), ({ event }) => `${event.number} ${event.at}`, () => new Entry());
 const alarms = new KeyedList(byId("alarms"), (alarm) => `${alarm.kind} ${alarm.seat}`, () => new Line("notice"));
+const verdicts = new KeyedList(byId("verdicts"), (one) => `${one.at} ${one.seat} ${one.kind}`, () => new Line("checkpoint"));
 const checkpoints = new KeyedList(byId("checkpoints"), (one) => one.step, () => new Line("checkpoint"));
 
 class Line {
@@ -106,6 +108,16 @@ class Line {
   update({ text }) {
     setText(this.element, text);
   }
+}
+
+function showChecks(checks) {
+  byId("checks").hidden = !checks;
+  if (!checks) return;
+  const parts = [`${count(checks.num_held)} of ${count(checks.num_made)} results that were computed again hold`];
+  if (checks.num_open) parts.push(`${count(checks.num_open)} judged now`);
+  if (checks.num_trials) parts.push(`${count(checks.num_trials)} on trial`);
+  setText(byId("checks-text"), parts.join(" · "));
+  verdicts.update(checks.last.slice(-MAX_VERDICTS).reverse().map((one) => ({ ...one, text: `${clock(one.at)} ${one.text}` })));
 }
 
 function showProgress() {
@@ -228,6 +240,7 @@ function draw() {
   const kept = status.checkpoints.slice(-4).reverse();
   checkpoints.update(kept.map((one) => ({ step: one.step, text: `step ${count(one.step)}, ${status.is_chain ? "" : `after round ${one.round}, `}at ${clock(one.at)}` })));
   byId("no-checkpoints").hidden = kept.length > 0;
+  showChecks(status.checks);
   log.update(status.events.slice(-MAX_LOG).reverse().map((event) => ({ event })));
   byId("no-log").hidden = status.events.length > 0;
 }

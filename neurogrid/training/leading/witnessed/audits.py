@@ -11,6 +11,8 @@ Source: protocol_spec/training/witnessed.md, "Audits".
 from __future__ import annotations
 
 import math
+import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
@@ -39,6 +41,7 @@ from neurogrid.training.checks import (
 )
 from neurogrid.training.checks.evidence import Kind
 from neurogrid.training.checks.ledger import conflict_of
+from neurogrid.training.leading.look import CheckLook, ChecksLook
 from neurogrid.training.leading.witnessed.epoch_messages import round_works
 from neurogrid.training.runs.run_file import ChecksSection
 from neurogrid.training.runs.witnessed_machine import WitnessedMachine
@@ -56,6 +59,8 @@ from neurogrid.training.witnessed import (
 __all__ = ["RoundAudits"]
 
 _NUM_KEPT: Final = 16
+# Of what came of claims, what is shown.
+_NUM_TOLD: Final = 40
 # Rounds after that of a claim, until which it is heard that its member gives nothing, and until which a case goes on.
 _MAX_AGE_MISSING: Final = 8
 _MAX_AGE_OPEN: Final = 14
@@ -133,12 +138,40 @@ class RoundAudits:
         self._events: list[Event] = []
         self._said: set[tuple[str, str]] = set()
         self.num_made = self.num_held = 0
+        self._told = (0, 0)
+        self._last: deque[CheckLook] = deque(maxlen=_NUM_TOLD)
         self.reasons: dict[str, str] = {}
         self.false_trials: dict[str, tuple[str, bytes]] = {}
 
     def line(self) -> str:
         """What came of audits so far, for people."""
         return f"{self.num_made} claims were computed again, {self.num_held} of them hold"
+
+    def take_counts(self) -> tuple[int, int]:
+        """How many claims drawn members told of since the last call, and how many of these held."""
+        now, before = (self.num_made, self.num_held), self._told
+        self._told = now
+        return now[0] - before[0], now[1] - before[1]
+
+    def look_at(self) -> ChecksLook:
+        """What came of audits so far, for whoever shows it."""
+        return ChecksLook(
+            self.num_made,
+            self.num_held,
+            sum(len(each.cases) for each in self._rounds),
+            len(self._machine.epoch.trials),
+            tuple(self._last),
+        )
+
+    def note(self, kind: str, seat: int, text: str, round_number: int | None = None) -> None:
+        """Something has come of a claim, or of a trial.
+
+        Args:
+            kind: as of `CheckLook`.
+            round_number: of the claim; None for the last one.
+        """
+        number = self._machine.epoch.made if round_number is None else round_number
+        self._last.append(CheckLook(time.time(), number, seat, kind, text))
 
     # Rounds
 
@@ -354,6 +387,7 @@ class RoundAudits:
             round_.closed[about] = None
             return
         self._warn(f"{text}: the others look at it, too")
+        self.note("accused", about, f"{text}: the others look at it, too", round_.round)
         round_.cases[about] = case
 
     def look(self, now: float) -> list[Event]:
@@ -373,9 +407,9 @@ class RoundAudits:
         accused, accuser = round_.members[case.accused], round_.members[case.accuser]
         evidence = self._evidence(round_, case)
         if verdict is Verdict.SILENT and self._is_healthy(accused):
-            self._warn(
-                f"{self._called(accused.peer)} gives nobody what its claim of round {round_.round} was made of"
-            )
+            text = f"{self._called(accused.peer)} gives nobody what its claim of round {round_.round} was made of"
+            self._warn(text)
+            self.note("silent", accused.seat, text, round_.round)
             self._events.append(Left(accused.seat, Health.DROPPED))
         elif verdict is Verdict.ACCUSED and evidence and self._is_healthy(accused):
             self._eject(
@@ -391,10 +425,12 @@ class RoundAudits:
                 f"{self._counts(case)}",
             )
         elif self._is_healthy(accused) and self._is_healthy(accuser):
-            self._warn(
+            text = (
                 f"the claim of {self._called(accused.peer)} of round {round_.round} stays as it is: not enough members "
                 f"have found the same ({self._counts(case)})"
             )
+            self._warn(text)
+            self.note("undecided", accused.seat, text, round_.round)
         self._name_liars(round_, case, verdict)
 
     def _name_liars(self, round_: _Round, case: Case, verdict: Verdict) -> None:
@@ -457,7 +493,9 @@ class RoundAudits:
             self.false_trials[member.peer] = reason, evidence
             return
         self.reasons[member.peer] = reason
-        self._warn(f"{self._called(member.peer)} is ejected: {reason}")
+        text = f"{self._called(member.peer)} is ejected: {reason}"
+        self._warn(text)
+        self.note("ejected", member.seat, text)
         self._events.append(Eject(member.seat, evidence, member.peer))
 
     # Trials

@@ -222,6 +222,7 @@ class WitnessedLeader:
             applied=self._weights.round,
             digest=self._weights.digest,
             waits=self._waits(),
+            checks=self._audits.look_at() if self._audits is not None else None,
         )
 
     def _waits(self) -> str:
@@ -328,13 +329,16 @@ class WitnessedLeader:
             self._is_fetching = True
             nursery.start_soon(self._keep_epoch)
         elif after.made > before.made:
-            self._keeper.noted(after.made, self._agreement.take())
+            self._keeper.noted(after.made, self._agreement.take(), self._checks())
         if after.going is EpochPhase.WARMUP and before.going is not EpochPhase.WARMUP:
             self._progress.say(
                 f"epoch {after.epoch + 1} begins with {len(after.healthy)} members, after round {after.made}"
             )
         self._members.changed.set()
         return True
+
+    def _checks(self) -> tuple[int, int]:
+        return self._audits.take_counts() if self._audits is not None else (0, 0)
 
     def _name_of(self, peer: str) -> str:
         return self._members.get(peer).name
@@ -536,7 +540,8 @@ class WitnessedLeader:
                         await changed.wait()
             if self._weights.round == epoch.made:
                 await self._keeper.wait_room()
-                self._keeper.applied(self._weights, self._machine.state, (), self._agreement.take())
+                told, checks = self._agreement.take(), self._checks()
+                self._keeper.applied(self._weights, self._machine.state, (), told, checks)
         finally:
             self._is_fetching = False
             self._members.changed.set()

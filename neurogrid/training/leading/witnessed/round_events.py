@@ -92,7 +92,10 @@ class RoundEvents:
         signed = commitment.signed_bytes(self._run_id)
         self._check(said.seat, said.signature, signed, peer, "a commitment")
         member = self._machine.epoch.member(said.seat)
-        if self.on_claim is not None and said.num_batches and member is not None:
+        known = next((c for c in self._machine.epoch.commitments if c.seat == said.seat), None)
+        is_other = known is not None and known != commitment  # which shows by itself
+        is_claimed = bool(said.num_batches) and member is not None and not is_other
+        if self.on_claim is not None and is_claimed and member is not None:
             try:
                 self.on_claim(said, member)
             finally:

@@ -165,9 +165,21 @@ class Trials:
         self._joining.ejected(peer, now=now)
         ban = self._machine.ban(peer, reason[:_LONGEST_REASON], now=now)
         lasts = f"for {(ban.until - ban.at) // 60} min" if ban.until else "for good"
-        self._warn(f"{self._called(peer)} fails its trial, and is banned {lasts}: {reason}")
+        self._tell(
+            "banned", peer, f"{self._called(peer)} fails its trial, and is banned {lasts}: {reason}"
+        )
         self._refuse(peer, f"banned {lasts}: {reason}", ban.until - now if ban.until else None)
         return [RefusedEvent(peer, reason[:_LONGEST_REASON], evidence)]
+
+    def _tell(self, kind: str, peer: str, text: str) -> None:
+        self._warn(text)
+        self._audits.note(kind, self._seat_of(peer), text)
+
+    def _seat_of(self, peer: str) -> int:
+        """The last seat that a peer had in the epoch; the next one that anybody gets, where it had none."""
+        epoch = self._machine.epoch
+        seats = [each.seat for each in epoch.members if each.peer == peer]
+        return seats[-1] if seats else epoch.next_seat
 
     def _follow(self, outcomes: list[Outcome], now: float) -> list[Event]:
         events: list[Event] = []
@@ -184,14 +196,16 @@ class Trials:
                         for number in self._audits.tried_rounds()
                         if self._audits.found_right(peer, number)
                     ]
-                    self._say(f"{self._called(peer)} counts from the next round: its claim holds")
+                    told = f"{self._called(peer)} counts from the next round: its claim holds"
+                    self._say(told)
+                    self._audits.note("admitted", self._seat_of(peer), told)
                     proof = self._audits.proof_of(peer, numbers[0])
                     events.append(Admitted(peer, proof))
                 case Became(peer):
                     self._say(f"{self._called(peer)} is invited")
                 case Refused(peer, reason, retry):
                     if reason is not RefusedFor.TOO_SOON:
-                        self._warn(f"{self._called(peer)} takes no part: {reason}")
+                        self._tell("refused", peer, f"{self._called(peer)} takes no part: {reason}")
                     self._refuse(peer, str(reason), retry)
                     if peer in self._machine.epoch.trials:
                         events.append(RefusedEvent(peer, str(reason)))

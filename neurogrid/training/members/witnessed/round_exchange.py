@@ -74,6 +74,7 @@ class _Round:
         commitments: that were taken, by seat.
         had: seats whose results are here.
         refused: seats whose results are none.
+        passed_on: seats of which the leader was told that they have committed to two results.
         proof: what this member says as a witness; None while it has not.
     """
 
@@ -81,6 +82,7 @@ class _Round:
     commitments: dict[int, Commitment] = field(default_factory=dict)
     had: set[int] = field(default_factory=set)
     refused: set[int] = field(default_factory=set)
+    passed_on: set[int] = field(default_factory=set)
     proof: RoundProof | None = None
     witness_since: float | None = None
 
@@ -173,7 +175,10 @@ class RoundExchange:
             if len(self._early) < MAX_EPOCH_SEATS or sender in self._early:
                 self._early[sender] = said
             return
-        if (said.epoch, said.round) != round_.key or said.seat in round_.commitments:
+        if (said.epoch, said.round) != round_.key:
+            return
+        known = round_.commitments.get(said.seat)
+        if known is not None and (known == commitment_of(said) or said.seat in round_.passed_on):
             return
         member = next((each for each in round_.told.members if each.seat == said.seat), None)
         if member is None:
@@ -181,6 +186,13 @@ class RoundExchange:
         commitment = commitment_of(said)
         signed = commitment.signed_bytes(self._run_id)
         check_signature(member.peer, said.signature, signed, "a commitment")
+        if known is not None:
+            # Two of them, each signed: the leader has one, and needs the other.
+            round_.passed_on.add(said.seat)
+            if self._nursery is not None:
+                message = TensorMessage(RunMessage.COMMITMENT, data=said.encode())
+                self._nursery.start_soon(self._tell, round_, self._leader, message, 0)
+            raise RemoteProtocolError(f"seat {said.seat} has committed to two results of a round")
         work = round_.works.get(said.seat)
         wanted = (work.first_batch, work.num_batches) if work is not None else (0, 0)
         if (said.first_batch, said.num_batches) != wanted:
