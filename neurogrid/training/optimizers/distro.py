@@ -245,6 +245,27 @@ class Distro:
         check_finite("the mean", mean)
         self.theta.add_(self._direction(mean), alpha=-lr)
 
+    @torch.no_grad()
+    def take_back(
+        self, applied: Sequence[Coefficients], left: Sequence[Coefficients], lr: float
+    ) -> None:
+        """Takes the step of all that were in a mean out of the weights, and makes that of the ones that stay.
+
+        On all machines the same bits come of it, for the difference of two signs times the rate is exact.
+
+        Args:
+            applied: what a step was made of.
+            left: what of that stays; may be nothing.
+            lr: of that step.
+
+        Raises:
+            ValueError: nobody, or coefficients that this configuration does not send.
+        """
+        change = self._direction(self.mean(applied))
+        if left:
+            change -= self._direction(self.mean(left))
+        self.theta.add_(change, alpha=lr)
+
     def roll_back(self) -> None:
         """Forgets what was sent: all of it stays in the momentum, the step's gradient too, and nothing is applied."""
         self._under_way()

@@ -162,16 +162,19 @@ class Eject:
         seat: that it has or had.
         evidence: for who reads the journal, at most 64 KiB.
         peer: who had the seat, where that may be over; empty: whoever has it.
+        since: the first round whose result of the seat leaves the weights; 0 for none.
     """
 
     seat: int
     evidence: bytes = b""
     peer: str = ""
+    since: int = 0
 
     def __post_init__(self) -> None:
         _check_u32("seat", self.seat)
         if len(self.evidence) > MAX_EVIDENCE_BYTES:
             raise ValueError(f"evidence has at most {MAX_EVIDENCE_BYTES} bytes")
+        _check_u32("since", self.since)
         if len(self.peer) > MAX_PEER_CHARS:
             raise ValueError(f"a peer has at most {MAX_PEER_CHARS} characters")
 
@@ -271,8 +274,9 @@ def event_json(event: Event) -> dict[str, Any]:
             fields = {"proof": proof.json(), "signature": signature.hex()}
         case Unhealthy(by_seat, seats, epoch, number):
             fields = {"by_seat": by_seat, "seats": list(seats), "epoch": epoch, "round": number}
-        case Eject(seat, evidence, peer):
+        case Eject(seat, evidence, peer, since):
             fields = {"seat": seat, "evidence": evidence.hex(), "peer": peer}
+            fields |= {"since": since} if since else {}
         case Trial(peer):
             fields = {"peer": peer}
         case Admitted(peer, evidence):
@@ -322,7 +326,10 @@ _READERS: Final[Mapping[str, Callable[[Fields], Event]]] = {
     "pause": lambda of: Pause(),
     "resume": lambda of: Resume(),
     "eject": lambda of: Eject(
-        of.number("seat"), of.binary("evidence", 0, MAX_EVIDENCE_BYTES), of.text("peer")
+        of.number("seat"),
+        of.binary("evidence", 0, MAX_EVIDENCE_BYTES),
+        of.text("peer"),
+        of.number("since") if of.has("since") else 0,
     ),
     "trial": lambda of: Trial(of.text("peer")),
     "admitted": lambda of: Admitted(of.text("peer"), of.binary("evidence", 0, MAX_EVIDENCE_BYTES)),

@@ -51,6 +51,10 @@ class Fields:
         if self._value:
             raise ValueError(f"it has {str(min(map(str, self._value)))[:40]!r}, which is not known")
 
+    def has(self, key: str) -> bool:
+        """Whether something stands under a key that may be missing."""
+        return key in self._value
+
     def take(self, key: str) -> Any:
         """What stands under a key, whatever it is."""
         if key not in self._value:

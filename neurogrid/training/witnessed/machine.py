@@ -46,6 +46,7 @@ from neurogrid.training.witnessed.judging import (
 )
 from neurogrid.training.witnessed.phases import (
     MAX_BARRED,
+    MAX_MEMBERS,
     MAX_PENDING,
     MAX_TRIALS,
     EpochEnd,
@@ -123,8 +124,8 @@ def _take(rules: EpochRules, state: EpochState, now: float, event: Event) -> Epo
             return _witnessed(rules, state, proof)
         case Unhealthy():
             return _complained(state, event)
-        case Eject(seat, _, peer):
-            return _eject(state, seat, peer)
+        case Eject(seat, _, peer, since):
+            return _eject(state, seat, peer, since)
         case Trial(peer):
             return _try(state, peer)
         case Admitted(peer, _):
@@ -197,8 +198,12 @@ def _leave(state: EpochState, seats: Iterable[int], why: Health) -> EpochState:
     return replace(state, members=members)
 
 
-def _eject(state: EpochState, seat: int, peer: str = "") -> EpochState:
-    """Nothing counts of a peer that is not agreed yet, and it is taken no more."""
+def _eject(state: EpochState, seat: int, peer: str = "", since: int = 0) -> EpochState:
+    """Nothing counts of a peer that is not agreed yet, and it is taken no more.
+
+    Args:
+        since: what it gave from this round on leaves, too, with the next round that is made; 0 for nothing.
+    """
     member = state.member(seat)
     if member is not None and peer in ("", member.peer):
         peer = member.peer
@@ -207,8 +212,10 @@ def _eject(state: EpochState, seat: int, peer: str = "") -> EpochState:
     if peer in state.barred:
         return state
     seats = {each.seat for each in state.members if each.peer == peer}
+    is_known = since and seat in seats and state.going is not EpochPhase.WAITING_FOR_MEMBERS
     return replace(
         state,
+        leaving=(*state.leaving, (seat, since))[-MAX_MEMBERS:] if is_known else state.leaving,
         members=tuple(
             replace(each, health=Health.EJECTED) if each.seat in seats else each
             for each in state.members
@@ -294,7 +301,9 @@ def _is_done(rules: EpochRules, state: EpochState) -> bool:
     healthy, counted = state.healthy, state.counted
     match state.phase:
         case EpochPhase.WAITING_FOR_MEMBERS:
-            num_there = len(counted) + sum(peer not in state.trials for peer, _ in state.pending)
+            num_coming = sum(peer not in state.trials for peer, _ in state.pending)
+            room = max(0, rules.max_members - len(healthy))
+            num_there = len(counted) + min(num_coming, room)
             return bool(_reason(rules, state)) or num_there >= rules.min_members
         case EpochPhase.WARMUP:
             is_ready = len(counted) < rules.min_members or state.ready.issuperset(healthy)
@@ -357,9 +366,10 @@ def _only_healthy(state: EpochState) -> EpochState:
 
 
 def _admit(rules: EpochRules, state: EpochState) -> EpochState:
-    """Those that wait become members, as long as there is room."""
+    """Those that wait become members, as long as there is room; those that are on trial last."""
     room = rules.max_members - len(state.healthy)
-    entering = state.pending[: max(0, room)]
+    waiting = sorted(state.pending, key=lambda each: each[0] in state.trials)
+    entering = waiting[: max(0, room)]
     if not entering:
         return state
     state = _only_healthy(state)
@@ -370,7 +380,7 @@ def _admit(rules: EpochRules, state: EpochState) -> EpochState:
     return replace(
         state,
         members=(*state.members, *fresh),
-        pending=state.pending[len(fresh) :],
+        pending=tuple(each for each in state.pending if each not in entering),
         next_seat=state.next_seat + len(fresh),
     )
 
@@ -422,9 +432,15 @@ def _end_round(rules: EpochRules, state: EpochState, now: float, draw: bytes) ->
         round=number,
         agreed=agreed,
         tried=tried,
+        taken_back=(),
     )
     if agreed:
-        state = replace(state, next_batch=state.next_batch + state.num_batches)
+        state = replace(
+            state,
+            next_batch=state.next_batch + state.num_batches,
+            taken_back=state.leaving,
+            leaving=(),
+        )
     state = replace(state, reason=_reason(rules, state))
     if not has_quorum:
         ended = EpochEnd.QUORUM
@@ -459,6 +475,8 @@ def _end_epoch(state: EpochState, now: float) -> EpochState:
         agreed=(),
         trial_seats=(),
         tried=(),
+        leaving=(),
+        taken_back=(),
         checkpointed=frozenset(),
         ended=EpochEnd.NONE,
     )

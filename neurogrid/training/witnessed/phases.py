@@ -40,8 +40,10 @@ MAX_BATCHES: Final = 65_536
 MAX_PEER_CHARS: Final = 128
 MAX_REASON_CHARS: Final = 1024
 _SEED: Final = 32
-# What a state of a run without trials has not in its JSON.
-_OF_TRIALS: Final[dict[str, object]] = {"trials": [], "trial_seats": [], "tried": []}
+# What a state has in its JSON only where it is not empty.
+_OPTIONAL: Final[dict[str, object]] = {
+    key: [] for key in ("trials", "trial_seats", "tried", "leaving", "taken_back")
+}
 _DOMAIN: Final = b"neurogrid epoch state 1\0"
 
 
@@ -201,6 +203,8 @@ class EpochState:
         trials: peers that are on trial, in the order in which they came: what they give has the weight zero.
         trial_seats: of healthy members on trial when the round began, ascending.
         tried: results of trial seats that enough witnesses had, of the round before: not to be applied.
+        leaving: seats whose results leave the weights when the next round is made, each with the first round of which.
+        taken_back: those whose results leave with `agreed`, once that is applied.
     """
 
     phase: EpochPhase = EpochPhase.WAITING_FOR_MEMBERS
@@ -230,6 +234,8 @@ class EpochState:
     trials: tuple[str, ...] = ()
     trial_seats: tuple[int, ...] = ()
     tried: tuple[Commitment, ...] = ()
+    leaving: tuple[tuple[int, int], ...] = ()
+    taken_back: tuple[tuple[int, int], ...] = ()
 
     @property
     def going(self) -> EpochPhase:
@@ -266,10 +272,12 @@ class EpochState:
 
     def json(self) -> dict[str, Any]:
         """For JSON; `read` takes it."""
-        of_trials = {
+        optional = {
             "trials": list(self.trials),
             "trial_seats": list(self.trial_seats),
             "tried": [each.json() for each in self.tried],
+            "leaving": [list(each) for each in self.leaving],
+            "taken_back": [list(each) for each in self.taken_back],
         }
         return {
             "phase": str(self.phase),
@@ -296,7 +304,7 @@ class EpochState:
             "complaints": [list(each) for each in self.complaints],
             "barred": list(self.barred),
             "ended": str(self.ended),
-            **{key: each for key, each in of_trials.items() if each},
+            **{key: each for key, each in optional.items() if each},
         }
 
     @classmethod
@@ -306,7 +314,7 @@ class EpochState:
         Raises:
             ValueError: it is something else.
         """
-        fields = Fields({**_OF_TRIALS, **value} if isinstance(value, dict) else value)
+        fields = Fields({**_OPTIONAL, **value} if isinstance(value, dict) else value)
         paused = fields.text("paused")
         found = cls(
             phase=EpochPhase(fields.text("phase")),
@@ -336,6 +344,8 @@ class EpochState:
             trials=fields.array("trials", _peer),
             trial_seats=fields.array("trial_seats", _u32),
             tried=fields.array("tried", Commitment.read),
+            leaving=fields.array("leaving", _complaint),
+            taken_back=fields.array("taken_back", _complaint),
         )
         fields.end()
         return found

@@ -23,7 +23,7 @@ from tests.e2e.training.run_processes import (
     open_run,
     rounds_of,
 )
-from tests.e2e.training.test_witnessed_runs import status
+from tests.e2e.training.test_witnessed_runs import states, status
 from tests.ports import free_port
 
 AUDITED = RUN_FILE + (
@@ -102,7 +102,17 @@ def test_who_cheats_is_ejected_and_so_is_who_accuses_falsely(tmp_path: Path) -> 
         run.wait(lambda: "accuser is ejected: it accused" in run.log, "accuser stays")
         run.wait_round(run.rounds() + 3)
         figures, last, found = run.figures(), latest(run), ejections(run.run)
+        folded, verdict = states(run.run), verify_journal(run.run, fault_of_epochs)
+        said = (tmp_path / "a.log").read_text()
+        other = Identity.load(tmp_path / "other" / "identity.key").peer_id
     assert len(last.healthy) == 3
+    assert verdict.is_whole, verdict.problem
+    # What the one gave is in no weights any more: from its first round on, for none of its claims held.
+    seat, since = next((e.seat, e.since) for e in found if e.peer == other)
+    given = [n for n, e in enumerate(rounds_of(run.run), 1) if seat in dict(e.contributions)]
+    assert since == 1 <= min(given)
+    assert any((seat, 1) in state.taken_back for state in folded)
+    assert re.search(rf"results leave the weights: .*seat {seat} from round 1 on", said)
     assert not any(line.get("weights_other") for line in figures)
     verdicts = [open_verdict(each.evidence) for each in found]
     assert len(verdicts) == 2

@@ -264,6 +264,29 @@ def test_steps_out_of_order_are_refused() -> None:
         make(decay=1.1)
 
 
+@pytest.mark.parametrize("one_bit", [False, True])
+def test_what_one_gave_leaves_as_if_it_had_never_been(one_bit: bool) -> None:
+    """In weights and rates that are exact in binary; the others' results are what they were."""
+    start = (8 * random(0)).round()
+    both, alone = Distro(start, SHAPES, top_k=3, max_side=4, one_bit=one_bit), make(one_bit=one_bit)
+    alone.load([start])
+    cheat, given = make(one_bit=one_bit), []
+    for number, lr in enumerate((0.5, 0.25, 0.125)):
+        honest = alone.encode(random(10 + number), lr)
+        alone.commit(alone.mean([honest]))
+        false = cheat.encode(random(20 + number), lr)
+        cheat.roll_back()
+        both.apply(both.mean([false, honest]), lr)
+        given.append(([false, honest], [honest], lr))
+    assert not torch.equal(both.theta, alone.theta)
+    for applied, left, lr in given:
+        both.take_back(applied, left, lr)
+    assert torch.equal(both.theta, alone.theta)
+    for _, left, lr in given:
+        both.take_back(left, [], lr)
+    assert torch.equal(both.theta, start)
+
+
 def test_one_that_sent_nothing_has_the_same_weights() -> None:
     one, other = make(one_bit=True), make(one_bit=True)
     (before,) = (vector.clone() for vector in other.own_vectors())

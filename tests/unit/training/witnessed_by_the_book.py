@@ -196,7 +196,7 @@ def beginning(began: float = 0.0) -> State:
     integers = "epoch round round_of_epoch first_batch num_batches next_batch next_seat"
     arrays = (
         "members pending ready commitments proofs agreed seats checkpointed complaints barred "
-        "trials trial_seats tried"
+        "trials trial_seats tried leaving taken_back"
     )
     return {
         **dict.fromkeys(integers.split(), 0),
@@ -210,8 +210,8 @@ def beginning(began: float = 0.0) -> State:
 
 
 def json_of(state: State) -> State:
-    trials = "trials", "trial_seats", "tried"
-    return {key: value for key, value in state.items() if value or key not in trials}
+    optional = "trials", "trial_seats", "tried", "leaving", "taken_back"
+    return {key: value for key, value in state.items() if value or key not in optional}
 
 
 def state_digest(state: State) -> bytes:
@@ -287,10 +287,13 @@ class Book:
         s = self.state
         while s["pending"] and len(self.healthy()) < self.rules["max_members"]:
             self.clear()
-            s["members"].append([s["next_seat"], *s["pending"].pop(0), "healthy"])
+            invited = [each for each in s["pending"] if each[0] not in s["trials"]]
+            first = (invited or s["pending"])[0]
+            s["pending"].remove(first)
+            s["members"].append([s["next_seat"], *first, "healthy"])
             s["next_seat"] += 1
 
-    def eject(self, seat: int, peer: str) -> None:
+    def eject(self, seat: int, peer: str, since: int = 0) -> None:
         s = self.state
         for member in s["members"]:
             if member[0] == seat:
@@ -304,6 +307,8 @@ class Book:
             if member[1] == peer:
                 member[3] = "ejected"
                 gone.append(member[0])
+        if since and seat in gone and self.phase != "waiting_for_members":
+            s["leaving"] = (s["leaving"] + [[seat, since]])[-128:]
         s["proofs"] = [each for each in s["proofs"] if each["seat"] not in gone]
         s["pending"] = [each for each in s["pending"] if each[0] != peer]
         s["trials"] = [each for each in s["trials"] if each != peer]
@@ -413,7 +418,7 @@ class Book:
             s["elapsed"] = time_text(0.0)
 
     def on_eject(self, now: float, event: State) -> None:
-        self.eject(event["seat"], event["peer"])
+        self.eject(event["seat"], event["peer"], event.get("since", 0))
 
     def on_trial(self, now: float, event: State) -> None:
         s, peer = self.state, event["peer"]
@@ -475,7 +480,9 @@ class Book:
                     self.end_of_epoch(now)
 
     def waiting(self) -> int:
-        return len([each for each in self.state["pending"] if each[0] not in self.state["trials"]])
+        room = max(0, self.rules["max_members"] - len(self.healthy()))
+        invited = [each for each in self.state["pending"] if each[0] not in self.state["trials"]]
+        return min(room, len(invited))
 
     def arrow_of_warmup(self, now: float, draw: bytes, passed: bool) -> None:
         s, least = self.state, self.rules["min_members"]
@@ -538,8 +545,10 @@ class Book:
             [x for x in self.healthy() if not self.took_part(x, enough, roles, shown)], "dropped"
         )
         made = self.rounds_made + (1 if s["agreed"] else 0)
+        s["taken_back"] = []
         if s["agreed"]:
             s["next_batch"] += s["num_batches"]
+            s["taken_back"], s["leaving"] = s["leaving"], []
         self.enter("cooldown", now)
         s["round"] = made
         self.count_rounds()
@@ -587,5 +596,6 @@ class Book:
         s["round_of_epoch"] = s["num_batches"] = 0
         for key in ("ready", "seats", "commitments", "proofs", "complaints", "agreed"):
             s[key] = []
-        s["trial_seats"], s["tried"] = [], []
+        for key in ("trial_seats", "tried", "leaving", "taken_back"):
+            s[key] = []
         s["checkpointed"], s["ended"] = [], ""

@@ -199,6 +199,8 @@ class Schedule:
         assert {each.seat for each in after.tried} <= set(self.seats)
         assert len(after.trials) == len(set(after.trials))
         assert not set(after.trials) & set(after.barred)
+        assert not after.taken_back or after.agreed
+        assert {seat for seat, _ in (*after.leaving, *after.taken_back)} <= set(self.seats)
         if after.made > before.made:
             self.check_agreed(before, after)
         else:
@@ -405,7 +407,8 @@ class Schedule:
 
     def eject(self) -> None:
         seat = self.random.randint(0, self.state.next_seat)
-        self.send(Eject(seat, b"", self.random.choice(["", "", "p1"])))
+        since = self.random.choice([0, 0, 1, max(1, self.state.made)])
+        self.send(Eject(seat, b"", self.random.choice(["", "", "p1"]), since))
 
     def restart(self) -> None:
         """The leader is another process, which has the journal alone; some time is over."""

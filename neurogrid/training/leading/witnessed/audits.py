@@ -61,6 +61,8 @@ __all__ = ["RoundAudits"]
 _NUM_KEPT: Final = 16
 # Of what came of claims, what is shown.
 _NUM_TOLD: Final = 40
+# Rounds whose results leave with who is ejected, at most: all members have as many, and some more.
+_MAX_TAKEN_BACK: Final = 12
 # Rounds after that of a claim, until which it is heard that its member gives nothing, and until which a case goes on.
 _MAX_AGE_MISSING: Final = 8
 _MAX_AGE_OPEN: Final = 14
@@ -496,7 +498,25 @@ class RoundAudits:
         text = f"{self._called(member.peer)} is ejected: {reason}"
         self._warn(text)
         self.note("ejected", member.seat, text)
-        self._events.append(Eject(member.seat, evidence, member.peer))
+        self._events.append(Eject(member.seat, evidence, member.peer, self._since(member.seat)))
+
+    def _since(self, seat: int) -> int:
+        """The first round whose result of a seat leaves the weights, after the last one found right; 0 for none.
+
+        Rounds of epochs before stay: not all members have their results.
+        """
+        epoch = self._machine.epoch
+        if not epoch.has_round:
+            return 0
+        since = max(epoch.round - epoch.round_of_epoch + 1, epoch.made + 1 - _MAX_TAKEN_BACK, 1)
+        for round_ in self._rounds:
+            is_right = round_.epoch == epoch.epoch and seat not in (*round_.cases, *round_.closed)
+            if is_right and any(
+                about == seat and finding is not None and finding.holds
+                for (about, _), (finding, _) in round_.findings.items()
+            ):
+                since = max(since, round_.round + 1)
+        return since if since <= epoch.made else 0
 
     # Trials
 

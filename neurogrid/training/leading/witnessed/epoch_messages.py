@@ -69,6 +69,7 @@ def epoch_message(
         sources=tuple(sources),
         ends=bool(state.reason),
         tried=tuple(map(_agreed, state.tried)),
+        taken_back=tuple(each for pair in state.taken_back for each in pair),
     )
 
 

@@ -8,6 +8,7 @@ Source: protocol_spec/training/witnessed.md, "Audits".
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -38,6 +39,7 @@ class AuditedRound:
         audits: that were drawn; None before.
         weights: a file with those before the round, float32 [n]; None before it is applied.
         coefficients: results that were agreed on, by seat.
+        gone: seats whose results have left the weights since.
         momenta: this member's own: before, kept, sent.
         findings: of this member, signed, by seat; empty bytes where it was given nothing.
         judging: seats whose claims it computes, or has computed.
@@ -51,6 +53,7 @@ class AuditedRound:
     audits: tuple[Audit, ...] | None = None
     weights: Path | None = None
     coefficients: dict[int, Coefficients] = field(default_factory=dict)
+    gone: set[int] = field(default_factory=set)
     momenta: tuple[Tensor, Tensor, Tensor] | None = None
     findings: dict[int, tuple[bytes, bytes]] = field(default_factory=dict)
     judging: set[int] = field(default_factory=set)
@@ -102,6 +105,38 @@ class AuditedRounds:
         """A round by its epoch and number."""
         key = epoch, round_number
         return next((each for each in self._rounds.values() if each.key == key), None)
+
+    def take_back(
+        self, pairs: Sequence[tuple[int, int]], step: int
+    ) -> list[tuple[list[Coefficients], list[Coefficients], int]]:
+        """What leaves the weights with so many rounds in them: of each what was applied, what stays, and its step.
+
+        Args:
+            pairs: seats, and the first round whose result of the seat leaves.
+
+        Raises:
+            KeyError: of a round it is not known here what was applied.
+        """
+        found = []
+        for seat, since in pairs:
+            for before in range(max(since, 1) - 1, step):
+                round_ = self._rounds.get(before)
+                if round_ is None or round_.agreed is None or round_.weights is None:
+                    raise KeyError(before + 1)
+                if seat not in round_.agreed or seat in round_.gone:
+                    continue
+                applied = [each for each in round_.agreed if each not in round_.gone]
+                round_.gone.add(seat)
+                left = [each for each in applied if each != seat]
+                coefficients = round_.coefficients
+                found.append(
+                    (
+                        [coefficients[each] for each in applied],
+                        [coefficients[each] for each in left],
+                        before,
+                    )
+                )
+        return found
 
     def hear(self, told: Epoch) -> AuditedRound | None:
         """The leader says where the run is.

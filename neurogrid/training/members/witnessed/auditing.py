@@ -47,7 +47,7 @@ from neurogrid.training.checks.evidence import Kind
 from neurogrid.training.members.member_blobs import MemberBlobs
 from neurogrid.training.members.witnessed.audited_rounds import AuditedRound, AuditedRounds
 from neurogrid.training.members.witnessed.neighbours import Neighbours
-from neurogrid.training.members.witnessed.own_weights import OwnWeights
+from neurogrid.training.members.witnessed.own_weights import OwnWeights, TakenBack
 from neurogrid.training.optimizers.distro import Coefficients
 from neurogrid.training.runs.run_file import ChecksSection
 from neurogrid.training.trainer import TrainerDiedError, TrainerError
@@ -306,6 +306,16 @@ class Auditing:
             await trio.to_thread.run_sync(_write, path, self._weights.distro.theta)
             round_.coefficients, round_.weights = results, path
             round_.files.append(path)
+
+    def take_back(self, pairs: Sequence[tuple[int, int]]) -> list[TakenBack]:
+        """What leaves the weights with the round that is applied next: results of these seats, each from a round on.
+
+        Raises:
+            KeyError: a round of these is not here any more.
+        """
+        assert self._weights.step is not None
+        found = self._rounds.take_back(pairs, self._weights.step + 1)
+        return [(applied, left, self._rules.rate(step)) for applied, left, step in found]
 
     @property
     def has_work(self) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeAlias
 
 import torch
 import trio
@@ -21,7 +21,10 @@ from neurogrid.training.runs.outer_state import digest_of
 from neurogrid.training.runs.run_file import DistroSection
 from neurogrid.training.runs.weight_pieces import check_pieces, read_piece, write_pieces
 
-__all__ = ["OwnWeights"]
+__all__ = ["OwnWeights", "TakenBack"]
+
+TakenBack: TypeAlias = tuple[Sequence[Coefficients], Sequence[Coefficients], float]
+"""Of a round what was applied, what of that stays, and its rate."""
 
 logger = logging.getLogger(__name__)
 
@@ -103,12 +106,20 @@ class OwnWeights:
             self.distro.load_own([self._before])
             self._before = None
 
-    def apply(self, results: Sequence[Coefficients], lr: float, *, has_own: bool) -> None:
+    def apply(
+        self,
+        results: Sequence[Coefficients],
+        lr: float,
+        *,
+        has_own: bool,
+        then: Sequence[TakenBack] = (),
+    ) -> None:
         """Apply what was agreed on, in this order. Blocks.
 
         Args:
             lr: of the round.
             has_own: whether this member's own result is in it.
+            then: what leaves the weights afterwards, in this order.
 
         Raises:
             ValueError, NotFiniteError: a result is none of this configuration.
@@ -120,6 +131,8 @@ class OwnWeights:
         else:
             self.take_back()
             self.distro.apply(mean, lr)
+        for applied, left, rate in then:
+            self.distro.take_back(applied, left, rate)
         self._weights.copy_(self.distro.theta)
         assert self.step is not None
         self.step += 1

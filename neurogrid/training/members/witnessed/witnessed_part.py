@@ -16,7 +16,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -47,7 +47,7 @@ from neurogrid.training.members.status import PartStatus
 from neurogrid.training.members.witnessed.auditing import Auditing, BrokenChainError
 from neurogrid.training.members.witnessed.gradients import mean_gradient
 from neurogrid.training.members.witnessed.neighbours import Neighbours
-from neurogrid.training.members.witnessed.own_weights import OwnWeights
+from neurogrid.training.members.witnessed.own_weights import OwnWeights, TakenBack
 from neurogrid.training.members.witnessed.round_exchange import ResultMissingError, RoundExchange
 from neurogrid.training.members.witnessed.samples import RoundSamples
 from neurogrid.training.optimizers.distro import Coefficients
@@ -123,6 +123,7 @@ class WitnessedPart:
         self._auditing: Auditing | None = None
         # What was agreed, by the number of rounds that are in the weights then.
         self._agreed: dict[int, tuple[AgreedResult, ...]] = {}
+        self._taken_back: dict[int, tuple[tuple[int, int], ...]] = {}
         self._loss: float | None = None
         self._report = Report(
             run=start.run, seat=start.seat, state="starting", group_addresses=host.addresses[:16]
@@ -201,10 +202,14 @@ class WitnessedPart:
         self._told = told
         if told.agreed:
             self._agreed[told.step] = told.agreed
+            pairs = tuple(zip(told.taken_back[::2], told.taken_back[1::2], strict=True))
+            self._taken_back[told.step] = pairs
             while len(self._agreed) > _MAX_BEHIND:
+                self._taken_back.pop(min(self._agreed), None)
                 del self._agreed[min(self._agreed)]
         elif told.phase in ("waiting_for_members", "warmup"):
             self._agreed.clear()
+            self._taken_back.clear()
         self._neighbours.take(told)
         if self._auditing is not None:
             self._auditing.hear(told, self._epoch_report.incarnation)
@@ -527,15 +532,32 @@ class _Member:
                 seen = dict(zip(found, results, strict=True))
                 seen |= await self._tried(told, timeout)
                 await self._auditing.before_apply(seen)
+            leaving = self._leaving(part._taken_back.get(weights.step + 1, ()))
             try:
                 await trio.to_thread.run_sync(
-                    partial(weights.apply, results, rate, has_own=has_own)
+                    partial(weights.apply, results, rate, has_own=has_own, then=leaving)
                 )
             except (ValueError, NotFiniteError) as exc:
                 raise BehindError(f"what was agreed on cannot be applied: {exc}") from exc
             self._tell_weights("training")
         if weights.is_under_way and self._done != (told.epoch, told.round):
             weights.take_back()  # nobody has it: its samples are dealt again
+
+    def _leaving(self, pairs: Sequence[tuple[int, int]]) -> list[TakenBack]:
+        """Results of ejected members that leave the weights with the next round.
+
+        Raises:
+            BehindError: this member does not have them all.
+        """
+        if not pairs or self._auditing is None:
+            return []
+        try:
+            found = self._auditing.take_back(pairs)
+        except KeyError as exc:
+            raise BehindError(f"what was applied in round {exc} is not here any more") from exc
+        seats = ", ".join(f"seat {seat} from round {since} on" for seat, since in pairs)
+        logger.info("%d results leave the weights: %s", len(found), seats)
+        return found
 
     async def _tried(self, told: Epoch, timeout: float) -> dict[int, Coefficients]:
         """Results of members on trial, by seat, for whoever looks at them; as far as they are to be had."""

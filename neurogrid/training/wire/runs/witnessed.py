@@ -261,6 +261,8 @@ class Epoch(ControlPayload):
         sources: multiaddrs of peers that have slices.
         ends: nothing comes after this round.
         tried: results of members on trial in the round before, which are looked at and not applied.
+        taken_back: seats whose results leave the weights once `agreed` is applied, each followed by the first round of
+            which.
     """
 
     run: bytes
@@ -283,6 +285,7 @@ class Epoch(ControlPayload):
     sources: tuple[str, ...] = ()
     ends: bool = False
     tried: tuple[AgreedResult, ...] = ()
+    taken_back: tuple[int, ...] = ()
 
     _map = Map(
         "Epoch",
@@ -307,6 +310,7 @@ class Epoch(ControlPayload):
             "sources": optional(array(text(MAX_ADDRESS_CHARS, smallest=1), MAX_RUN_SOURCES)),
             "ends": optional(BOOLEAN),
             "tried": _nested(AgreedResult.decode, _MAX_AGREED_BYTES),
+            "taken_back": optional(array(uint(MAX_U32), 2 * MAX_EPOCH_SEATS)),
         },
         max_bytes=DEFAULT_RUN_LIMITS.epoch,
     )
@@ -325,6 +329,8 @@ class Epoch(ControlPayload):
             seats = [each.seat for each in named]
             if len(set(seats)) != len(seats):
                 raise violation("Epoch names a seat twice in one list")
+        if len(self.taken_back) % 2:
+            raise violation("Epoch takes back results of a seat without a round")
         if self.works and not self.batch_samples:
             raise violation("Epoch has works without batch_samples")
 
