@@ -31,7 +31,7 @@ from neurogrid.training.checks.claims import (
     open_claim,
     sign_claim,
 )
-from neurogrid.training.checks.comparing import figures_of, gradient_between, sums_of
+from neurogrid.training.checks.comparing import cosines_of, figures_of, gradient_between, sums_of
 from neurogrid.training.checks.drawing import (
     Audit,
     draw_audits,
@@ -132,6 +132,7 @@ __all__ = [
     "gradient_between",
     # Suspicion
     "Figures",
+    "cosines_of",
     "figures_of",
     "Thresholds",
     "refusal",

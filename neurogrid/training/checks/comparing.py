@@ -22,6 +22,7 @@ from neurogrid.training.checks.plausibility import Figures
 from neurogrid.training.optimizers import ChunkedDct, Coefficients
 
 __all__ = [
+    "cosines_of",
     "encoding_error",
     "figures_of",
     "gradient_between",
@@ -55,6 +56,21 @@ def figures_of(rows: Sequence[Tensor]) -> list[Figures]:
         cosine = float(own @ others) / (norms[0] * norms[1]) if all(norms) else 0.0
         found.append(Figures(cosine, _ratio(*norms), _ratio(*variances)))
     return found
+
+
+def cosines_of(members: Sequence[Coefficients], num_elements: int) -> list[float]:
+    """Of what each member sent, the cosine to the sum of what the others did; 0 where one of the two is nothing."""
+    total = torch.zeros(num_elements, dtype=torch.float64)
+    for each in members:
+        total[each.positions] += each.values.double()
+    whole, found = float(total @ total), []
+    for each in members:
+        own = each.values.double()
+        beside, norm = float(own @ total[each.positions]), float(own @ own)
+        # The others' sum is the whole less its own.
+        dot, others = beside - norm, max(0.0, whole - 2 * beside + norm)
+        found.append(dot / math.sqrt(norm * others) if norm > 0 and others > 0 else 0.0)
+    return [max(-1.0, min(1.0, each)) for each in found]
 
 
 def gradient_between(before: Tensor, kept: Tensor, settings: Settings, lr: float) -> Tensor:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Final
@@ -20,7 +20,7 @@ from neurogrid.training.checks.claims import DIGEST_BYTES
 __all__ = ["Audit", "draw_audits", "probability_of_detection", "rounds_to_detection"]
 
 _DOMAIN: Final = b"neurogrid/checks/1/draw\0"
-_CLAIM, _SHARE, _AUDITOR = b"claim", b"share", b"auditor"
+_CLAIM, _SHARE, _AUDITOR, _WATCHED = b"claim", b"share", b"auditor", b"watched"
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +43,7 @@ def draw_audits(
     share: float,
     *,
     copies: int = 1,
+    watched: Sequence[int] = (),
 ) -> tuple[Audit, ...]:
     """The audits of a round's claims.
 
@@ -55,6 +56,8 @@ def draw_audits(
         auditors: seats that may look at them.
         share: of the claims, from 0 to 1.
         copies: auditors of each claim that is looked at, as far as there are others than who claimed.
+        watched: seats that stood out, the oddest first: each of the claims that are looked at is one of these with the
+            probability 1/2, as far as there are any.
 
     Raises:
         ValueError: an argument is out of its range.
@@ -70,7 +73,7 @@ def draw_audits(
     number = int(due)
     if _number(seed, _SHARE, ()) < (due - number) * 2**64:
         number += 1
-    chosen = _order(seed, _CLAIM, claimed)[:number]
+    chosen = _chosen(seed, claimed, number, watched)
     given = dict.fromkeys(auditors, 0)
     found = []
     for seat in chosen:
@@ -81,6 +84,21 @@ def draw_audits(
             given[auditor] += 1
             found.append(Audit(seat, auditor))
     return tuple(found)
+
+
+def _chosen(
+    seed: bytes, claimed: Collection[int], number: int, watched: Sequence[int]
+) -> list[int]:
+    """So many seats whose claims are looked at."""
+    by_chance = _order(seed, _CLAIM, claimed)
+    odd = [each for each in watched if each in by_chance]
+    found: list[int] = []
+    while len(found) < min(number, len(by_chance)):
+        is_odd = bool(odd) and _number(seed, _WATCHED, (len(found),)) < 2**63
+        seat = odd[0] if is_odd else next(each for each in by_chance if each not in found)
+        found.append(seat)
+        odd = [each for each in odd if each != seat]
+    return found
 
 
 def probability_of_detection(share: float, num_rounds: int, *, honest: float = 1.0) -> float:

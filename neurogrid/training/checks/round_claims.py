@@ -184,6 +184,7 @@ def audits_of(
     share: float,
     copies: int,
     tried: Collection[int] = (),
+    watched: Sequence[int] = (),
 ) -> tuple[Audit, ...]:
     """Who looks at which claims of the last round that was agreed on, as the seed of the next one draws it.
 
@@ -193,11 +194,12 @@ def audits_of(
         seats_then, seats_now: members when the round of the claims, and the next one, began.
         share, copies: of the run file.
         tried: seats on trial whose results enough witnesses had: each of their claims is looked at, by one more.
+        watched: seats that stood out, the oddest first.
     """
     here = set(seats_now)
     claimed = sorted(here.intersection(agreed))
     auditors = sorted(here.intersection(seats_then))
     return (
-        *draw_audits(seed, claimed, auditors, share, copies=copies),
+        *draw_audits(seed, claimed, auditors, share, copies=copies, watched=watched),
         *draw_audits(seed, sorted(tried), auditors, 1.0, copies=copies + 1),
     )

@@ -114,7 +114,8 @@ def test_the_digest_of_settings(name: str, case: Any) -> None:
 @part("draw")
 def test_draws(name: str, case: Any) -> None:
     found = draw_audits(
-        bytes.fromhex(case["seed"]), case["claimed"], case["auditors"], float(case["share"]), copies=case["copies"]
+        bytes.fromhex(case["seed"]), case["claimed"], case["auditors"], float(case["share"]), copies=case["copies"],
+        watched=case.get("watched", ()),
     )  # fmt: skip
     assert [[audit.seat, audit.auditor] for audit in found] == case["audits"]
 
@@ -266,9 +267,15 @@ def test_another_program_draws_the_same(name: str, case: Any) -> None:
     number = math.floor(due)
     number += hashed("share", seed) < (due - number) * 2**64
     order = sorted((hashed("claim", seed, seat), seat) for seat in case["claimed"])
+    waits, chosen = [each for each in case.get("watched", ()) if each in case["claimed"]], []
+    for place in range(min(number, len(order))):
+        rest = [seat for _, seat in order if seat not in chosen]
+        is_odd = waits and hashed("watched", seed, place) < 2**63
+        chosen.append(waits[0] if is_odd else rest[0])
+        waits = [each for each in waits if each not in chosen]
     given = dict.fromkeys(case["auditors"], 0)
     audits: list[list[int]] = []
-    for _number, seat in order[:number]:
+    for seat in chosen:
         others = sorted(
             (given[auditor], hashed("auditor", seed, seat, auditor), auditor)
             for auditor in given

@@ -59,6 +59,13 @@ def test_more_than_half_have_to_have_the_same() -> None:
     assert agreement.take() == (0, 0)
 
 
+def test_members_that_do_not_count_make_no_majority() -> None:
+    agreement = WeightAgreement()
+    for peer, digest in (("a", b"1"), ("b", b"1"), ("x", b"2"), ("y", b"2"), ("z", b"2")):
+        agreement.told(peer, 4, digest)
+    assert sorted(agreement.apart(["a", "b"], ["a", "b", "x", "y"])) == [(4, "x"), (4, "y")]
+
+
 def test_what_is_told_twice_counts_as_it_was_told_first() -> None:
     agreement = WeightAgreement()
     agreement.told("a", 1, b"1")

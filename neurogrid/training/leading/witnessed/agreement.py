@@ -34,13 +34,20 @@ class WeightAgreement:
         digests = [each for peer, each in self._told.get(step, {}).items() if peer in members]
         return next((each for each in digests if 2 * digests.count(each) > len(members)), b"")
 
-    def apart(self, members: Collection[str]) -> list[tuple[int, str]]:
-        """Members that have other weights than most: each with the number of rounds in them, once."""
+    def apart(
+        self, members: Collection[str], others: Collection[str] = ()
+    ) -> list[tuple[int, str]]:
+        """Members that have other weights than most: each with the number of rounds in them, once.
+
+        Args:
+            others: members that do not count: what they have is compared, and makes no majority.
+        """
         found = []
         for step, told in self._told.items():
             most = self.digest(step, members)
             for peer, digest in told.items():
-                if not most or peer not in members or (step, peer) in self._counted:
+                is_member = peer in members or peer in others
+                if not most or not is_member or (step, peer) in self._counted:
                     continue
                 self._counted.add((step, peer))
                 self._equal += digest == most

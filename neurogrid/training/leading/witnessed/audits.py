@@ -43,6 +43,7 @@ from neurogrid.training.checks.evidence import Kind
 from neurogrid.training.checks.ledger import conflict_of
 from neurogrid.training.leading.look import CheckLook, ChecksLook
 from neurogrid.training.leading.witnessed.epoch_messages import round_works
+from neurogrid.training.leading.witnessed.suspicion import Suspicion
 from neurogrid.training.runs.run_file import ChecksSection
 from neurogrid.training.runs.witnessed_machine import WitnessedMachine
 from neurogrid.training.wire.runs import RoundCommitment, RoundEvidence, RoundFinding
@@ -115,6 +116,8 @@ class RoundAudits:
     Attributes:
         num_made, num_held: audits that drawn members have told of, and those that held.
         reasons: why peers were ejected.
+        suspicion: what members tell of each other's results.
+        watched: seats by whom the claims of the last agreed round were drawn.
         false_trials: why peers on trial would be ejected, and the evidence; whoever looks takes them out.
     """
 
@@ -144,6 +147,8 @@ class RoundAudits:
         self._last: deque[CheckLook] = deque(maxlen=_NUM_TOLD)
         self.reasons: dict[str, str] = {}
         self.false_trials: dict[str, tuple[str, bytes]] = {}
+        self.suspicion = Suspicion()
+        self.watched: tuple[int, ...] = ()
 
     def line(self) -> str:
         """What came of audits so far, for people."""
@@ -203,6 +208,7 @@ class RoundAudits:
 
     def _draw(self, seed: bytes, seats: Sequence[int]) -> None:
         """Draw who looks at claims of the last round in which something was agreed, once."""
+        self.watched = self.suspicion.watched(seats)
         drawn = next((each for each in reversed(self._rounds) if each.agreed is not None), None)
         # Of a round that is made again nothing more is drawn.
         if drawn is None or drawn.agreed is None or drawn.audits is not None:
@@ -215,6 +221,7 @@ class RoundAudits:
             self._section.audit,
             self._section.auditors,
             drawn.tried,
+            self.watched,
         )
 
     def unfinished(self, is_here: Callable[[str], bool]) -> tuple[list[Audit], int]:

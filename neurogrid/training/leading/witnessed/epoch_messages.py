@@ -23,6 +23,7 @@ def epoch_message(
     offers: Callable[[str], bool],
     sources: Sequence[str],
     left: float,
+    watched: Sequence[int] = (),
 ) -> Epoch:
     """Where a run stands, for its members.
 
@@ -32,6 +33,7 @@ def epoch_message(
         offers: whether a member offers the pieces of the weights.
         sources: addresses of data nodes.
         left: seconds until the phase ends at the latest; 0 where it has no end.
+        watched: seats by whom the claims of the last agreed round were drawn.
     """
     state = machine.epoch
     is_cold = state.going in (EpochPhase.WAITING_FOR_MEMBERS, EpochPhase.WARMUP)
@@ -70,6 +72,7 @@ def epoch_message(
         ends=bool(state.reason),
         tried=tuple(map(_agreed, state.tried)),
         taken_back=tuple(each for pair in state.taken_back for each in pair),
+        watched=tuple(watched) if is_drawn else (),
     )
 
 

@@ -289,6 +289,7 @@ class WitnessedLeader:
         self._look_after_members()
         self._look_at_pause()
         if self._audits is not None:
+            self._audits.suspicion.look(self._counted())
             for event in self._audits.look(self._clock()):
                 self._events.add(event)
         if self._trials is not None:
@@ -417,8 +418,8 @@ class WitnessedLeader:
                 elif peer not in self._refused:
                     for event in self._trials.takes(peer, report.incarnation, report.invitation):
                         self._events.add(event)
-        members = [m.peer for m in epoch.members if m.health is Health.HEALTHY]
-        for step, peer in self._agreement.apart(members):
+        others = [m.peer for m in epoch.members if m.health is Health.HEALTHY]
+        for step, peer in self._agreement.apart(self._counted(), others):
             self._progress.warn(
                 f"{self._members.called(peer)} has other weights than most members after round {step}: are its "
                 "versions and its machine the same?"
@@ -496,6 +497,9 @@ class WitnessedLeader:
         self._reports[peer] = report
         if report.digest and report.has_weights:
             self._agreement.told(peer, report.step, report.digest)
+            if self._audits is not None:
+                cosines = dict(zip(report.seats, report.cosines, strict=True))
+                self._audits.suspicion.told(peer, report.step, cosines)
         self._members.heard(message)
         self._members.changed.set()
 
@@ -651,6 +655,7 @@ class WitnessedLeader:
             self._offers,
             self._sources.addresses,
             0.0 if until is None else until - self._clock(),
+            self._audits.watched if self._audits is not None else (),
         )
 
     def _addresses_of(self, peer: str) -> Sequence[str]:

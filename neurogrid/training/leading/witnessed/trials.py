@@ -151,6 +151,8 @@ class Trials:
         seated |= {each.peer for each in epoch.members if each.seat in epoch.healthy}
         for peer in (self._seated - seated) & joining.state.trials.keys():
             events += self._follow(joining.left(peer, now=now), now)
+        for peer in (self._seated - seated) & joining.state.members.keys():
+            joining.left(peer, now=now)  # it shows its invitation again, or is on trial again
         for peer in joining.state.trials.keys() & set(epoch.barred):
             joining.ejected(peer, now=now)
         self._seated = seated

@@ -174,6 +174,7 @@ class AuditedRounds:
             self._share,
             self._copies,
             before.tried,
+            told.watched,
         )
         return before
 

@@ -39,7 +39,7 @@ from neurogrid.p2p.streams.message_forms import sender_of
 from neurogrid.p2p.wire import MessageCode, TensorMessage
 from neurogrid.renewed_event import RenewedEvent
 from neurogrid.temporary import temporary_directory
-from neurogrid.training.checks import ClaimRules, Settings, start_of
+from neurogrid.training.checks import ClaimRules, Settings, cosines_of, start_of
 from neurogrid.training.data.blobs import fetch_manifest
 from neurogrid.training.members.member_blobs import MemberBlobs
 from neurogrid.training.members.settings import MemberSettings
@@ -420,6 +420,8 @@ class _Member:
         self._done = (0, 0)
         self._own = b""
         self._kept: int | None = None
+        self._seats: tuple[int, ...] = ()
+        self._cosines: list[float] = []
         self._loss_sum, self._num_tokens, self._num_samples = 0.0, 0, 0
 
     async def run(self) -> None:
@@ -532,6 +534,10 @@ class _Member:
                 seen = dict(zip(found, results, strict=True))
                 seen |= await self._tried(told, timeout)
                 await self._auditing.before_apply(seen)
+                self._cosines = await trio.to_thread.run_sync(
+                    cosines_of, results, weights.distro.theta.numel()
+                )
+                self._seats = tuple(found)
             leaving = self._leaving(part._taken_back.get(weights.step + 1, ()))
             try:
                 await trio.to_thread.run_sync(
@@ -577,6 +583,11 @@ class _Member:
             await weights.offer()
         self._tell_weights("kept")
 
+    def _told_cosines(self) -> dict[str, Any]:
+        """How results of the last round that was applied stand beside each other, by seat, rising."""
+        told = sorted(zip(self._seats, self._cosines, strict=True))
+        return {"seats": tuple(s for s, _ in told), "cosines": tuple(c for _, c in told)}
+
     def _tell_weights(self, state: str) -> None:
         weights, part = self._weights, self._part
         before = part._epoch_report
@@ -587,6 +598,7 @@ class _Member:
             digest=weights.digest,
             names=weights.names,
             blobs=weights.blobs,
+            **self._told_cosines(),
         )
         if before != part._epoch_report:
             part._tell()

@@ -113,6 +113,11 @@ _NAMES: Final = optional(
 )
 _BLOBS: Final = optional(array(BLOB, MAX_EPOCH_PIECES))
 _DIGEST: Final = optional(binary(_DIGEST_BYTES))
+_COSINES: Final = replace(
+    optional(array(real(-1.0, 1.0), MAX_EPOCH_SEATS)),
+    read=lambda items: tuple(map(float, items)),
+    write=lambda items: [float(each) for each in items],
+)
 
 
 def _one_of(names: frozenset[str]) -> Form:
@@ -263,6 +268,7 @@ class Epoch(ControlPayload):
         tried: results of members on trial in the round before, which are looked at and not applied.
         taken_back: seats whose results leave the weights once `agreed` is applied, each followed by the first round of
             which.
+        watched: seats that stood out, the oddest first, by whom the claims of the last agreed round are drawn.
     """
 
     run: bytes
@@ -286,6 +292,7 @@ class Epoch(ControlPayload):
     ends: bool = False
     tried: tuple[AgreedResult, ...] = ()
     taken_back: tuple[int, ...] = ()
+    watched: tuple[int, ...] = ()
 
     _map = Map(
         "Epoch",
@@ -311,6 +318,7 @@ class Epoch(ControlPayload):
             "ends": optional(BOOLEAN),
             "tried": _nested(AgreedResult.decode, _MAX_AGREED_BYTES),
             "taken_back": optional(array(uint(MAX_U32), 2 * MAX_EPOCH_SEATS)),
+            "watched": optional(array(uint(MAX_U32), MAX_EPOCH_SEATS)),
         },
         max_bytes=DEFAULT_RUN_LIMITS.epoch,
     )
@@ -465,6 +473,7 @@ class EpochReport(ControlPayload):
         digest: BLAKE3 of its weights; empty where they are not the common ones.
         names, blobs: pieces of its weights that others may fetch, in order; none where it offers none.
         invitation: of the leader, signed, by which it comes into an open run; empty where it has none.
+        seats, cosines: of the last round that is in its weights: what each seat gave beside what the others did.
     """
 
     run: bytes
@@ -478,6 +487,8 @@ class EpochReport(ControlPayload):
     names: tuple[str, ...] = ()
     blobs: tuple[bytes, ...] = ()
     invitation: bytes = b""
+    seats: tuple[int, ...] = ()
+    cosines: tuple[float, ...] = ()
 
     _map = Map(
         "EpochReport",
@@ -493,6 +504,8 @@ class EpochReport(ControlPayload):
             "names": _NAMES,
             "blobs": _BLOBS,
             "invitation": optional(binary(_MAX_INVITATION_BYTES)),
+            "seats": _SEATS,
+            "cosines": _COSINES,
         },
     )
 
@@ -501,3 +514,6 @@ class EpochReport(ControlPayload):
         _check_pieces("EpochReport", self.names, self.blobs)
         if self.names and not self.digest:
             raise violation("EpochReport has pieces without a digest of them")
+        _check_seats("EpochReport", list(self.seats))
+        if len(self.seats) != len(self.cosines):
+            raise violation("EpochReport has not as many cosines as seats")
