@@ -25,8 +25,10 @@ from neurogrid.training.checks import (
     audits_of,
     claim_round,
     open_evidence,
+    open_proof,
     open_verdict,
     pack_evidence,
+    pack_proof,
     pack_verdict,
     sign_claim,
     sign_finding,
@@ -271,3 +273,40 @@ def test_a_verdict_is_read_as_it_was_written_and_only_as_signed() -> None:
     for each in wrong:
         with pytest.raises(RemoteProtocolError):
             open_verdict(each)
+
+
+def test_who_is_let_in_is_so_by_findings_that_hold_and_none_of_its_own() -> None:
+    claim = Member().claim(Member().facts(4))
+    holds = Finding(claim.digest(), bytes(32), bytes(32), bytes(32), 0.5)
+    signed, by = sign_claim(claim, MEMBER), (AUDITOR.peer_id, sign_finding(holds, AUDITOR))
+    data = pack_proof(signed, [by, (THIRD.peer_id, sign_finding(holds, THIRD))])
+    found, findings = open_proof(data, MEMBER.peer_id)
+    assert found == claim
+    assert findings == {AUDITOR.peer_id: holds, THIRD.peer_id: holds}
+    off, other = replace(holds, excess=1.5), replace(holds, claim=bytes(32))
+    for wrong in (
+        pack_proof(signed, []),
+        pack_proof(signed, [by, by]),
+        pack_proof(signed, [by, (THIRD.peer_id, sign_finding(off, THIRD))]),
+        pack_proof(signed, [(THIRD.peer_id, sign_finding(other, THIRD))]),
+        pack_proof(signed, [(MEMBER.peer_id, sign_finding(holds, MEMBER))]),
+        pack_proof(signed, [(THIRD.peer_id, sign_finding(holds, AUDITOR))]),
+        pack_proof(sign_claim(claim, AUDITOR), [by]),
+        data[:-1],
+        data[:300],
+        b"",
+    ):
+        with pytest.raises(RemoteProtocolError):
+            open_proof(wrong, MEMBER.peer_id)
+
+
+def test_all_claims_on_trial_are_looked_at_by_one_more_than_others() -> None:
+    seats = range(6)
+    for number in range(50):
+        seed = named(number)
+        plain = audits_of(seed, seats, seats, seats, 0.25, 1)
+        found = audits_of(seed, seats, seats, seats, 0.25, 1, tried=(9, 8))
+        assert found[: len(plain)] == plain
+        assert [each.seat for each in found[len(plain) :]].count(9) == 2
+        assert len({each.auditor for each in found if each.seat == 8}) == 2
+        assert all(each.auditor in seats for each in found)

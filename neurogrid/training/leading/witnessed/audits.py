@@ -5,6 +5,8 @@
 The leader computes nothing itself and believes nobody: a finding counts of who was drawn, and names somebody only when
 more than half of the others have found the same. Two claims in conflict show themselves.
 
+More than 600 lines, since a claim goes one way through all of it, from its signature to what becomes of its member.
+
 Source: protocol_spec/training/witnessed.md, "Audits".
 """
 
