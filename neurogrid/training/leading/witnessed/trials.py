@@ -146,7 +146,8 @@ class Trials:
         events = self._follow(outcomes, now)
         for peer in list(self._audits.false_trials):
             reason, evidence = self._audits.false_trials.pop(peer)
-            events += self._end(peer, reason, evidence, now)
+            if self._machine.state.ban_of(peer, now) is None:  # or it was two claims of one trial
+                events += self._end(peer, reason, evidence, now)
         seated = {peer for peer, _ in epoch.pending}
         seated |= {each.peer for each in epoch.members if each.seat in epoch.healthy}
         for peer in (self._seated - seated) & joining.state.trials.keys():
