@@ -48,6 +48,7 @@ from neurogrid.training.runs.entries import (
     CheckpointEntry,
     DealtEntry,
     EndEntry,
+    EpochEntry,
     JoinedEntry,
     LeftEntry,
     ResumedEntry,
@@ -101,9 +102,15 @@ class RoundStatistics:
 
 @dataclass(slots=True)
 class _Seat:
-    """A seat, as the journal has it: its works are samples that were dealt and are in no round, by work."""
+    """A seat, as the journal has it: its works are samples that were dealt and are in no round, by work.
+
+    Attributes:
+        is_tried: its works are of no round: it was on trial when they were dealt.
+    """
 
     name: str
+    peer: str = ""
+    is_tried: bool = False
     works: deque[int] = field(default_factory=deque)
     num_rounds: int = 0
     num_late: int = 0
@@ -144,6 +151,7 @@ class RunBoard(QuietProgress):
         self._run_id = b""
         self._seats: dict[int, _Seat] = {}
         self._bans: dict[str, BannedEntry] = {}
+        self._trials: set[str] = set()
         self._rounds: deque[RoundStatus] = deque(maxlen=_NUM_JUDGED)
         self._checkpoints: deque[CheckpointStatus] = deque(maxlen=NUM_CHECKPOINTS)
         self._figures: list[Figures] = []
@@ -165,7 +173,10 @@ class RunBoard(QuietProgress):
     def replay(self, recorded: Sequence[Recorded], figures: Sequence[Figures]) -> None:
         """Take what is written down for all that there is: what a leader before this one wrote, or this one."""
         statistics, self.round_statistics = self.round_statistics, RoundStatistics()
-        books = self._recorded, self._seats, self._bans, self._rounds, self._checkpoints
+        books = (
+            *(self._recorded, self._seats, self._bans, self._trials),
+            *(self._rounds, self._checkpoints),
+        )
         for kept in (*books, self._figures):
             kept.clear()
         self._known_losses.clear()
@@ -174,7 +185,10 @@ class RunBoard(QuietProgress):
         for line in figures:
             self._add_figures(dict(line))
         self.round_statistics = statistics
-        self._seats = {number: _Seat(seat.name, seat.works) for number, seat in self._seats.items()}
+        self._seats = {
+            number: _Seat(seat.name, seat.peer, works=seat.works)
+            for number, seat in self._seats.items()
+        }
 
     def record(self, recorded: Recorded) -> None:
         """Something was written into the journal."""
@@ -319,7 +333,7 @@ class RunBoard(QuietProgress):
             self._run_id = entry.run
         elif isinstance(entry, JoinedEntry):
             held = self._seats.setdefault(entry.seat, _Seat(""))
-            held.name = entry.name or f"member {entry.seat}"
+            held.name, held.peer = entry.name or f"member {entry.seat}", entry.peer
         elif isinstance(entry, LeftEntry):
             told = self._leave(entry)
         elif isinstance(entry, BannedEntry):
@@ -333,7 +347,15 @@ class RunBoard(QuietProgress):
         elif isinstance(entry, DealtEntry):
             for seat, work in entry.works:
                 if seat in self._seats:
-                    self._seats[seat].works.append(work.num_samples)
+                    held = self._seats[seat]
+                    held.works.append(work.num_samples)
+                    held.is_tried = held.peer in self._trials
+        elif isinstance(entry, EpochEntry):
+            for event in entry.events:
+                if event["kind"] == "trial":
+                    self._trials.add(str(event["peer"]))
+                elif event["kind"] in ("admitted", "refused"):
+                    self._trials.discard(str(event["peer"]))
         elif isinstance(entry, RoundEntry):
             self._decide(entry, at)
         elif isinstance(entry, CheckpointEntry):
@@ -343,6 +365,7 @@ class RunBoard(QuietProgress):
             told = (EventKind.CHECKPOINT, text, Severity.GOOD)
         elif isinstance(entry, ResumedEntry):
             self._resume(entry.round, at)
+            self._trials.clear()
             is_of_steps = self.run_file.is_chain and self.run_file.layout.replicas == 1
             what = "step" if is_of_steps else "round"
             told = (EventKind.BEGAN, f"goes on from {what} {entry.round}", Severity.INFO)
@@ -373,9 +396,11 @@ class RunBoard(QuietProgress):
 
     def _decide(self, entry: RoundEntry, at: float) -> None:
         in_time = dict(entry.contributions)
-        # A member that has no work is late for nothing.
+        # A member that has no work, or one that does not count, is late for nothing.
         late = [
-            number for number, seat in self._seats.items() if seat.works and not in_time.get(number)
+            number
+            for number, seat in self._seats.items()
+            if seat.works and not seat.is_tried and not in_time.get(number)
         ]
         seat_samples = dict.fromkeys(late, 0)
         for number, num_works in in_time.items():

@@ -60,6 +60,7 @@ def test_an_honest_stranger_comes_in_and_one_that_cheats_does_not(tmp_path: Path
         Identity.load(tmp_path / n / "identity.key").peer_id for n in ("fine", "random")
     )
     assert "a is invited" in log
+    assert "fine was late" not in log
     assert "banned for 60 min: it did not compute what it claimed" in banned
     assert not any(line.get("weights_other") for line in figures)
     events, folded = events_of(run.run), states(run.run)
