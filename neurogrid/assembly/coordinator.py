@@ -16,7 +16,7 @@ import trio
 
 from neurogrid.assembly.coordinator_settings import CoordinatorSettings
 from neurogrid.assembly.planned_fleet import open_plan
-from neurogrid.errors import ConfigurationError
+from neurogrid.assembly.verification import make_verification, require_room
 from neurogrid.fleet.placing.memory_watch import watch_workers
 from neurogrid.inference.board.progress import Progress, ProgressTee
 from neurogrid.inference.board.status_board import StatusBoard
@@ -61,7 +61,8 @@ async def open_coordinator(
             open_plan(settings, model=model, progress=progress)
         )
         model, fleet, protocol = planned.model, planned.fleet, planned.protocol
-        speculation = await _open_speculation(settings, model, stack, progress)
+        if settings.verify:
+            require_room(model)
         await fleet.start()
         nursery = await stack.enter_async_context(trio.open_nursery())
         nursery.start_soon(fleet.mend)
@@ -91,6 +92,17 @@ async def open_coordinator(
         watch = SlowWatch(fleet, progress)
         nursery.start_soon(watch.run)
         routing = Routing(protocol, settings.routing, wire_dtype=settings.wire_dtype, watch=watch)
+        verification = None
+        if settings.verify:
+            verification = make_verification(
+                planned,
+                routing,
+                room,
+                share=settings.verify,
+                timeouts=settings.timeouts,
+                progress=progress,
+            )
+            nursery.start_soon(verification.run)
         yield Coordinator(
             protocol,
             model,
@@ -102,6 +114,7 @@ async def open_coordinator(
             planned.adapters,
             patience=settings.patience,
             board=board,
+            verification=verification,
             progress=progress,
             speculation=speculation,
         )

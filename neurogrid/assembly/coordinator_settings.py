@@ -67,6 +67,7 @@ class CoordinatorSettings:
         draft: a checkpoint directory of a small model with the same tokenizer, which this process has whole and which
             proposes tokens where the text does not repeat itself; None for none.
         prefix_reuse: finished sessions stay open for a while, for those that begin with the same tokens.
+        verify: share of sessions, 0 to 1, that are computed again when they are over, and compared.
         protocol_versions: protocol ids to speak; None for all.
     """
 
@@ -104,4 +105,5 @@ class CoordinatorSettings:
     speculate: SpeculationMode = "auto"
     draft: Path | None = None
     prefix_reuse: bool = True
+    verify: float = 0.0
     protocol_versions: tuple[str, ...] | None = None

@@ -100,6 +100,9 @@ class FleetProgress:
     def suspected(self, peer_id: str, why: str) -> None:
         """A worker keeps a step waiting: what it does, or does not do, in words."""
 
+    def found_wrong(self, peer_id: str, why: str) -> None:
+        """A worker computed wrong, and is excluded: in words."""
+
     def transferred(self, peer_id: str, num_bytes: int) -> None:
         """So many more bytes of weights have gone out."""
 

@@ -50,6 +50,7 @@ class Roster:
         self._on_lost = on_lost
         self._on_given_up = on_given_up
         self._members: dict[str, Member] = {}
+        self._excluded: set[str] = set()
         self._changed = RenewedEvent()
 
     def add(self, member: Member) -> None:
@@ -146,6 +147,18 @@ class Roster:
         if self._members.get(member.peer_id) is member:
             self.lost(member.peer_id, reason)
             self._on_given_up(member.peer_id)
+
+    def exclude(self, peer_id: str, reason: str) -> None:
+        """A worker is lost for as long as the leader runs, whether it is there now or not."""
+        self._excluded.add(peer_id)
+        member = self._members.get(peer_id)
+        if member is not None:
+            member.is_placing = False  # its connection is not to come back
+            self.give_up(member, reason)
+
+    def is_excluded(self, peer_id: str) -> bool:
+        """Whether it is to be no member any more."""
+        return peer_id in self._excluded
 
     def leave(self, peer_id: str) -> None:
         """A worker wants to go: it gets no new session where another can have it."""

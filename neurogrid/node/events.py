@@ -38,6 +38,7 @@ class EventKind(StrEnum):
     WORKER_LOST = "worker_lost"
     WORKER_STALLED = "worker_stalled"
     WORKER_SUSPECTED = "worker_suspected"
+    WORKER_WRONG = "worker_wrong"
     MENDING = "mending"
     MENDED = "mended"
     REPLICATED = "replicated"

@@ -139,12 +139,24 @@ WORKER_FREE: Final = MetricSpec(
 WORKER_LATENCY: Final = MetricSpec(
     "neurogrid_worker_latency_seconds", "gauge", "That a message takes to a worker.", ("peer",)
 )
+VERIFIED: Final = MetricSpec(
+    "neurogrid_verified_steps_total",
+    "counter",
+    "Steps that --verify had computed again: `right`, or `differing`; `unverified`, it could not be done.",
+    ("outcome",),
+)
+WRONG: Final = MetricSpec(
+    "neurogrid_workers_wrong_total",
+    "counter",
+    "Workers that were found to compute wrong, and were excluded.",
+)
 
 COORDINATOR_METRICS: Final = (
     *(REQUESTS, RUNNING, WAITING, QUEUE, FIRST_TOKEN, BETWEEN_TOKENS, DURATION),
     *(PROMPT_TOKENS, NEW_TOKENS, PROPOSED, CACHE_RESERVED, CACHE_LIMIT),
     *(FAILURES, RECOVERY, MENDING, PLANS, PLANNING, WEIGHTS),
     *(WORKERS, JOINED, LOST, LAYERS, LAYERS_READY),
+    *(VERIFIED, WRONG),
     *(WORKER_LAYERS, WORKER_SESSIONS, WORKER_FREE, WORKER_LATENCY),
 )
 
@@ -211,6 +223,10 @@ class CoordinatorMetrics:
         reading.add_all(PROPOSED, outcomes)
         reading.add_all(FAILURES, generations.failures)
         reading.add_histogram(RECOVERY, generations.recovery)
+        verified = self._board.verification
+        reading.add(VERIFIED, verified.num_steps - verified.num_differing, "right")
+        reading.add(VERIFIED, verified.num_differing, "differing")
+        reading.add(VERIFIED, verified.num_unverified, "unverified")
 
     def _read_fleet(self, reading: Reading) -> None:
         statistics = self._board.statistics
@@ -220,6 +236,7 @@ class CoordinatorMetrics:
         reading.add_all(WEIGHTS, statistics.weight_bytes)
         reading.add(JOINED, statistics.num_joined)
         reading.add(LOST, statistics.num_lost)
+        reading.add(WRONG, statistics.num_wrong)
 
     def _read_workers(self, reading: Reading) -> None:
         status = self._board.fleet_status()

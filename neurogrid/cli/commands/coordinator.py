@@ -531,6 +531,7 @@ def _settings(options: argparse.Namespace, where: Listening, trust: Trust) -> Co
         adapters=adapters_of(options),
         routing=options.routing,
         wire_dtype=options.wire_dtype,
+        verify=options.verify,
     )
 
 

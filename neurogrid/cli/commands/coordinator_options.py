@@ -179,6 +179,14 @@ def add_worker_options(parser: argparse.ArgumentParser) -> None:
         help="send nothing to workers that are left over: they stand by without layers",
     )
     workers.add_argument(
+        "--verify",
+        type=_share,
+        default=0.0,
+        metavar="P",
+        help="have a share of the sessions, as 0.05 or 5%%, computed again when they are over: by another worker that "
+        "holds the same layers, or by this machine; one that computed wrong is named, and excluded (default %(default)g)",
+    )
+    workers.add_argument(
         "--patience",
         type=positive_float,
         default=120.0,
@@ -292,3 +300,15 @@ def _local_layers(text: str) -> str | int:
     if text in ("auto", "none"):
         return text
     return whole_number(text) or "none"
+
+
+def _share(text: str) -> float:
+    """An argparse type: a share, as a number from 0 to 1 or in percent."""
+    number, is_percent = (text[:-1], True) if text.endswith("%") else (text, False)
+    try:
+        value = float(number) / (100 if is_percent else 1)
+    except ValueError as exc:
+        raise argparse.ArgumentTypeError(f"{text!r} is no share: give 0.05, or 5%") from exc
+    if not 0 <= value <= 1:
+        raise argparse.ArgumentTypeError(f"{text} is not between 0 and 1, or 0% and 100%")
+    return value

@@ -164,6 +164,15 @@ class FleetBoard(FleetProgress):
             peer_id=peer_id,
         )
 
+    def found_wrong(self, peer_id: str, why: str) -> None:
+        self.statistics.num_wrong += 1
+        self.events.publish(
+            EventKind.WORKER_WRONG,
+            f"Worker {self._names.in_full(peer_id)} {why}: it is excluded",
+            severity=Severity.ERROR,
+            peer_id=peer_id,
+        )
+
     def ready(self) -> None:
         self._phase, self._phase_text = Phase.READY, ""
         self.settle("planned without it", self._wall_clock())

@@ -17,7 +17,7 @@ class FleetStatistics:
     """Statistics of one leader. `FleetBoard` counts.
 
     Attributes:
-        num_joined, num_lost: workers.
+        num_joined, num_lost, num_wrong: workers; the last are those that computed wrong and were excluded.
         mending_seconds: that it took to place the layers anew that nobody held.
         weight_bytes: that came to workers, by `SOURCES`.
         planning: seconds that each run of the planner took.
@@ -26,6 +26,7 @@ class FleetStatistics:
 
     num_joined: int = 0
     num_lost: int = 0
+    num_wrong: int = 0
     mending_seconds: Histogram = field(default_factory=lambda: Histogram(WAIT_SECONDS))
     weight_bytes: Counter[str] = field(default_factory=lambda: Counter(dict.fromkeys(SOURCES, 0)))
     planning: Histogram = field(default_factory=lambda: Histogram(COMPUTE_SECONDS))

@@ -169,6 +169,11 @@ class Fleet(Roster):
 
     def join(self, worker: RemoteWorker) -> None:
         """A worker is there, for the first time or again."""
+        if self.is_excluded(worker.peer_id):
+            logger.warning(
+                "worker %s is here again, and is not used: it was excluded", worker.shown
+            )
+            return
         self._joining.append(worker)
         self._strangers[worker.peer_id] = worker
         self.changed()

@@ -43,6 +43,12 @@ class Progress(FleetProgress):
     def generation_ended(self, number: int, error: str) -> None:
         """A generation is over; `error` says why it failed, empty if it did not."""
 
+    def steps_verified(self, num_steps: int, num_differing: int) -> None:
+        """So many steps of a session were computed again; so many of them were wrong."""
+
+    def steps_unverified(self, num_steps: int) -> None:
+        """So many steps that were to be computed again could not be."""
+
 
 class ProgressTee(Progress):
     """Tells several what it is told, in their order."""

@@ -11,7 +11,7 @@ from typing import cast
 
 from neurogrid.fleet.board.status import FleetStatus, Json, to_json
 
-__all__ = ["ClusterStatus", "GenerationStatus"]
+__all__ = ["ClusterStatus", "GenerationStatus", "VerificationStatus"]
 
 
 @dataclass(frozen=True)
@@ -44,6 +44,23 @@ class GenerationStatus:
 
 
 @dataclass(frozen=True)
+class VerificationStatus:
+    """What was computed again of the steps of this cluster's generations, since it began.
+
+    Attributes:
+        num_steps: that were.
+        num_differing: of those, the ones that were wrong.
+        num_unverified: steps that were to be computed again, and could not be.
+        wrong: peer ids of the workers that were found wrong, and are excluded.
+    """
+
+    num_steps: int
+    num_differing: int
+    num_unverified: int
+    wrong: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class ClusterStatus(FleetStatus):
     """A coordinator and its workers: the state of its fleet, and that of its generations.
 
@@ -54,9 +71,7 @@ class ClusterStatus(FleetStatus):
         tokens_per_second: over the last seconds.
         tokens_history: tokens a second in each of the last seconds, oldest first.
         requests: generations that are not over, and the last that are; oldest first.
-        speculation: what tokens are proposed by, or why none are, in words.
-        num_proposed, num_accepted: tokens that were proposed in all, and those of them that were what the model chose.
-        tokens_per_pass: new tokens for each pass that gave some; None before the first.
+        verification: of their steps.
     """
 
     num_running: int
@@ -67,10 +82,7 @@ class ClusterStatus(FleetStatus):
     tokens_per_second: float
     tokens_history: tuple[float, ...]
     requests: tuple[GenerationStatus, ...]
-    speculation: str
-    num_proposed: int
-    num_accepted: int
-    tokens_per_pass: float | None
+    verification: VerificationStatus
 
     def to_json(self) -> dict[str, Json]:
         """The same as JSON has it: see `to_json`."""

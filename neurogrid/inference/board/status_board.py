@@ -12,15 +12,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
+from typing import Final
 
 from neurogrid.errors import NoRouteError
 from neurogrid.fleet.board.fleet_board import FleetBoard
 from neurogrid.inference.board.generation_log import GenerationLog
 from neurogrid.inference.board.progress import Progress
-from neurogrid.inference.board.status import ClusterStatus
+from neurogrid.inference.board.status import ClusterStatus, VerificationStatus
 from neurogrid.node.events import EventKind, Severity
 
 __all__ = ["StatusBoard"]
+
+# Workers that were found wrong, and are shown: the last ones.
+MAX_WRONG: Final = 64
 
 
 class StatusBoard(FleetBoard, Progress):
@@ -38,6 +43,30 @@ class StatusBoard(FleetBoard, Progress):
     ) -> None:
         super().__init__(clock=clock, wall_clock=wall_clock)
         self.generations = GenerationLog()
+        self._verified = VerificationStatus(0, 0, 0, ())
+
+    @property
+    def verification(self) -> VerificationStatus:
+        """What was computed again."""
+        return self._verified
+
+    def steps_verified(self, num_steps: int, num_differing: int) -> None:
+        known = self._verified
+        self._verified = replace(
+            known,
+            num_steps=known.num_steps + num_steps,
+            num_differing=known.num_differing + num_differing,
+        )
+
+    def steps_unverified(self, num_steps: int) -> None:
+        known = self._verified
+        self._verified = replace(known, num_unverified=known.num_unverified + num_steps)
+
+    def found_wrong(self, peer_id: str, why: str) -> None:
+        super().found_wrong(peer_id, why)
+        known = self._verified
+        if peer_id not in known.wrong:
+            self._verified = replace(known, wrong=(*known.wrong, peer_id)[-MAX_WRONG:])
 
     def generation_queued(self, number: int, num_prompt_tokens: int) -> None:
         self.generations.queued(self._clock(), self._wall_clock(), number, num_prompt_tokens)
@@ -89,8 +118,5 @@ class StatusBoard(FleetBoard, Progress):
             tokens_per_second=generations.tokens_per_second(now),
             tokens_history=generations.history(now),
             requests=generations.shown(),
-            speculation=generations.speculation,
-            num_proposed=generations.num_proposed,
-            num_accepted=generations.num_accepted,
-            tokens_per_pass=generations.tokens_per_pass,
+            verification=self._verified,
         )

@@ -26,7 +26,7 @@ from neurogrid.inference.board.status_board import StatusBoard
 from neurogrid.inference.generation.adapters import ServedAdapters
 from neurogrid.inference.generation.ends_queue import Chosen, EndsQueue
 from neurogrid.inference.generation.generation_spans import generation_spans
-from neurogrid.inference.generation.kept_sessions import Beginning, KeptSessions
+from neurogrid.inference.generation.kept_sessions import Beginning, KeptSessions, any_session
 from neurogrid.inference.generation.loaded_model import LoadedModel
 from neurogrid.inference.generation.prompt_readers import PooledHidden, PromptReader
 from neurogrid.inference.generation.sampling import (
@@ -41,7 +41,7 @@ from neurogrid.inference.generation.text_generation import TextGeneration
 from neurogrid.inference.generation.token_session import TokenSession
 from neurogrid.inference.pipeline.routing import Routing
 from neurogrid.inference.pipeline.selection import Selector
-from neurogrid.inference.speculation.speculation import Proposer, Speculation
+from neurogrid.inference.verification.verifier import Recording, Verification
 from neurogrid.model.adapters import AdapterSource
 from neurogrid.model.grammars import Grammar
 from neurogrid.p2p.exchange.counters import TrafficCounters
@@ -73,6 +73,7 @@ class Coordinator(TextGeneration):
         fleet: its workers, and what each of them holds.
         selector: which of them a session goes through.
         adapters: what can be added to its layers, by name.
+        verification: computes a share of its sessions again; None for none.
     """
 
     def __init__(
@@ -88,6 +89,7 @@ class Coordinator(TextGeneration):
         *,
         patience: float,
         board: StatusBoard,
+        verification: Verification | None = None,
         progress: Progress | None = None,
         speculation: Speculation | None = None,
     ) -> None:
@@ -101,6 +103,7 @@ class Coordinator(TextGeneration):
         self._kept = kept
         self._patience = patience
         self._board = board
+        self.verification = verification
         self._progress = progress or Progress()
         self._speculation = speculation
         self._said: set[str] = set()  # why there was no speculation
@@ -245,10 +248,9 @@ class Coordinator(TextGeneration):
             told["neurogrid.adapter"] = adapter
         with self._told(len(token_ids)) as number, generation_spans(told) as spans:
             key = source.key if source is not None else b""
-            async with (
-                self._kept.begin(token_ids, max_length, key) as beginning,
-                self._proposing(token_ids, speculate) as proposer,
-            ):
+            recording = self.verification.recording(source) if self.verification else None
+            accepts = recording.may_begin_with if recording is not None else any_session
+            async with self._kept.begin(token_ids, max_length, key, accepts=accepts) as beginning:
                 self._progress.generation_opened(number)
                 while len(tokens) < max_length:
                     # A model whose caches hold only below some length starts over there, by one prefill.
@@ -256,9 +258,9 @@ class Coordinator(TextGeneration):
                     is_past = bound is None or len(tokens) >= bound
                     stop = max_length if is_past else min(max_length, bound or max_length)
                     new_tokens = tokens
-                    async with self._open_session(beginning, stop, number, source) as session:
-                        if reader is not None and len(tokens) == len(token_ids):
-                            session.read_prompt(reader)
+                    async with self._open_session(
+                        beginning, stop, number, source, recording
+                    ) as session:
                         while len(tokens) < stop:
                             proposed: Sequence[int] = ()
                             if proposer is not None and len(new_tokens) == 1:
@@ -398,7 +400,12 @@ class Coordinator(TextGeneration):
         return served.source
 
     def _open_session(
-        self, beginning: Beginning, max_length: int, number: int, adapter: AdapterSource | None
+        self,
+        beginning: Beginning,
+        max_length: int,
+        number: int,
+        adapter: AdapterSource | None,
+        recording: Recording | None,
     ) -> TokenSession:
         return TokenSession(
             self._ends,
@@ -413,8 +420,7 @@ class Coordinator(TextGeneration):
             replays=self.model.replays,
             max_piece=self.model.max_piece,
             adapter=adapter,
-            speculates=self._speculation is not None,
-            needs_same_bits=self._speculation is not None and self._speculation.needs_same_bits,
+            recording=recording,
             on_failed=partial(self._progress.step_failed, number),
             on_rerouted=partial(self._progress.generation_rerouted, number),
         )

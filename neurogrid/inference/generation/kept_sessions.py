@@ -16,6 +16,7 @@ import logging
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 import trio
 
@@ -26,7 +27,7 @@ from neurogrid.inference.pipeline.selection import Selection, Selector
 from neurogrid.inference.pipeline.session import PipelineSession
 from neurogrid.inference.pipeline.session_worker import Prior
 
-__all__ = ["Beginning", "KeptSession", "KeptSessions", "open_kept_sessions"]
+__all__ = ["Beginning", "KeptSession", "KeptSessions", "any_session", "open_kept_sessions"]
 
 logger = logging.getLogger(__name__)
 
@@ -35,6 +36,13 @@ KEEP_SECONDS = 300.0
 EXPIRY_INTERVAL = 5.0
 # Each is looked at when a generation begins.
 MAX_KEPT = 256
+
+Accepts: TypeAlias = Callable[[int], bool]
+
+
+def any_session(session_id: int) -> bool:
+    """Accept any session to begin with."""
+    return True
 
 
 @dataclass(eq=False)
@@ -130,20 +138,26 @@ class KeptSessions:
 
     @asynccontextmanager
     async def begin(
-        self, token_ids: Sequence[int], max_length: int, adapter: bytes
+        self,
+        token_ids: Sequence[int],
+        max_length: int,
+        adapter: bytes,
+        *,
+        accepts: Accepts = any_session,
     ) -> AsyncIterator[Beginning]:
         """Wait for room for a session, and find what it can begin with; the room is held until the block is left.
 
         Args:
             adapter: the key of what is added to the layers, of which caches depend; empty for nothing.
+            accepts: whether it may begin with the kept session of this id.
 
         Raises:
             CapacityError: too many wait for room already.
         """
-        beginning = self._begin_now(token_ids, max_length, adapter)
+        beginning = self._begin_now(token_ids, max_length, adapter, accepts)
         if beginning is None:
             beginning = Beginning(await self.room.reserve(max_length), max_length, adapter)
-            kept, num_tokens = self._best(token_ids, adapter)
+            kept, num_tokens = self._best(token_ids, adapter, accepts)
             if kept is not None:
                 self._going_on(beginning, kept, num_tokens)
         try:
@@ -163,10 +177,10 @@ class KeptSessions:
             self.room.give_back(reservation)
 
     def _begin_now(
-        self, token_ids: Sequence[int], max_length: int, adapter: bytes
+        self, token_ids: Sequence[int], max_length: int, adapter: bytes, accepts: Accepts
     ) -> Beginning | None:
         """Begin with a kept session, if nobody has to be waited for: in its room, or beside it."""
-        kept, num_tokens = self._best(token_ids, adapter)
+        kept, num_tokens = self._best(token_ids, adapter, accepts)
         if kept is None:
             return None
         num_left = len(kept.tokens) - num_tokens
@@ -191,11 +205,13 @@ class KeptSessions:
             self._kept.append(kept)  # it is of use
         return beginning
 
-    def _best(self, token_ids: Sequence[int], adapter: bytes) -> tuple[KeptSession | None, int]:
+    def _best(
+        self, token_ids: Sequence[int], adapter: bytes, accepts: Accepts
+    ) -> tuple[KeptSession | None, int]:
         """The kept session with the most tokens that can be gone on from, and how many."""
         best: tuple[KeptSession | None, int] = None, 0
         for kept in self._kept:
-            if kept.adapter != adapter:
+            if kept.adapter != adapter or not accepts(kept.pipeline.session_id):
                 continue
             num_tokens = reusable(
                 kept.tokens,

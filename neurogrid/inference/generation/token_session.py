@@ -33,6 +33,7 @@ from neurogrid.inference.pipeline.routing import Routing
 from neurogrid.inference.pipeline.selection import Selection, Selector
 from neurogrid.inference.pipeline.session import PipelineSession, PriorLostError, open_session
 from neurogrid.inference.pipeline.session_worker import Prior
+from neurogrid.inference.verification.verifier import Recording
 from neurogrid.model.adapters import AdapterSource
 from neurogrid.p2p.streams.tracing import span
 from neurogrid.p2p.wire import ErrorCode
@@ -64,8 +65,7 @@ class TokenSession:
         max_piece: the most tokens that are sent in one piece; None where a session that has begun takes no several, as
             the model's check found, so that they cannot be cut.
         adapter: what is added to the layers; None for nothing.
-        speculates: tokens are going to be proposed, so that it has to be able to go back.
-        needs_same_bits: they are not, where a token may get other bits beside others.
+        recording: where it is drawn to be verified; None where not.
         on_failed: told of each step that a member failed.
         on_rerouted: told when others have taken over from a member that failed: why, and after how many seconds.
 
@@ -88,8 +88,7 @@ class TokenSession:
         replays: bool,
         max_piece: int | None,
         adapter: AdapterSource | None = None,
-        speculates: bool = False,
-        needs_same_bits: bool = False,
+        recording: Recording | None = None,
         on_failed: Callable[[NoRouteError], None] = lambda error: None,
         on_rerouted: Callable[[str, float], None] = lambda reason, seconds: None,
     ) -> None:
@@ -104,8 +103,7 @@ class TokenSession:
         self._replays = replays
         self._max_piece = max_piece
         self._adapter = adapter
-        self._speculates = speculates
-        self._needs_same_bits = needs_same_bits
+        self._recording = recording
         self._on_failed = on_failed
         self._on_rerouted = on_rerouted
         self._max_length = max_length
@@ -120,6 +118,7 @@ class TokenSession:
         self._reader: PromptReader | None = None
         self._ahead: tuple[int, int, torch.Tensor] | None = None  # position, token, embedding
         self._link_patience = math.inf
+        self._is_kept = False
         self._counted = ExitStack()  # the members of the selection count this session
 
     async def __aenter__(self) -> TokenSession:
@@ -129,6 +128,8 @@ class TokenSession:
         self._ends.forget(self._number)
         if error is None or isinstance(error, GeneratorExit | trio.Cancelled):
             self._keep()
+        if self._recording is not None:
+            self._recording.ended(is_kept=self._is_kept)
         await self._close()
 
     def read_prompt(self, reader: PromptReader) -> None:
@@ -141,7 +142,7 @@ class TokenSession:
         if pipeline is None or selection is None or pipeline.length != len(self._tokens):
             return
         if self._kept.keep(pipeline, selection, self._tokens, self._calls, self._beginning):
-            self._pipeline = None
+            self._pipeline, self._is_kept = None, True
 
     @property
     def why_no_proposals(self) -> str | None:
@@ -290,6 +291,8 @@ class TokenSession:
                 adapter=self._adapter,
                 cuts=self._speculates,
             )
+        if self._recording is not None:
+            self._recording.opened(self._pipeline, prior)
 
     async def _catch_up(self, choose: Choose[C], proposed: Sequence[int]) -> list[C]:
         """Send what the pipeline has not seen yet, and choose from the logits after the last token."""

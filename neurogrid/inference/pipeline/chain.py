@@ -13,6 +13,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import TypeAlias
 
 import torch
 import trio
@@ -34,7 +35,10 @@ from neurogrid.node.hidden_states import check_answer, pack, unpack
 from neurogrid.p2p.exchange.exchange import Exchange, new_request_id
 from neurogrid.p2p.wire import ErrorCode, MessageType, TensorEnvelope, TensorMessage
 
-__all__ = ["AskedAlone", "Chain"]
+__all__ = ["AskedAlone", "Chain", "Observe"]
+
+Observe: TypeAlias = Callable[[int, torch.Tensor], Callable[[torch.Tensor], None]]
+"""Is told of a step that goes out; gives what is told of its outcome."""
 
 # Seconds for an answer to a question that costs nothing: a worker that does not give it is taken for lost.
 PROBE_TIMEOUT = 5.0
@@ -73,6 +77,10 @@ class Chain:
         stages: in order; one whose worker is `AskedAlone` is alone.
         wire: in what activations travel; empty for what the stages compute in.
         watch: gives up a step whose stages take far longer than before; None for no such watch.
+
+    Attributes:
+        observe: called with position and hidden state of each step, in the order in which they go out; what it returns
+            is called with what comes of the step, if that comes. None for nobody.
     """
 
     def __init__(
@@ -84,6 +92,7 @@ class Chain:
         watch: SlowWatch | None = None,
     ) -> None:
         self.wire = wire
+        self.observe: Observe | None = None
         self._watch = watch
         self.stages = tuple(stages)
         self._protocol = protocol
@@ -113,6 +122,7 @@ class Chain:
             ModelError: what went in holds NaN or infinity.
         """
         on_sent = on_sent if len(self.stages) > 1 else _nothing
+        came = self.observe(position, hidden_BTD) if self.observe is not None else None
         step = self._step(session_id, hidden_BTD, position, batch, on_sent)
         if self._watch is None:
             result_BTD = await step
@@ -122,6 +132,8 @@ class Chain:
         if not is_finite(result_BTD):
             last = self.stages[-1]
             raise last.lost(ModelError("its answer holds NaN or infinity"))
+        if came is not None:
+            came(result_BTD)
         return result_BTD
 
     async def _step(

@@ -53,6 +53,9 @@ class Routing:
         wire_dtype: in what activations travel; None for what the stages compute in.
         watch: over the steps of its chains; None for nobody.
 
+    Attributes:
+        distrusted: peer ids of workers that are to hand on to nobody, and nobody to them.
+
     Raises:
         ConfigurationError: another mode or dtype.
     """
@@ -75,6 +78,7 @@ class Routing:
             raise ConfigurationError(f"no routing {mode!r}: choose {' or '.join(ROUTINGS)}")
         self.protocol = protocol
         self._is_chained = mode == "chain"
+        self.distrusted: frozenset[str] = frozenset()
         self._relayed: dict[tuple[str, str], float] = {}
         self._cut_at: dict[tuple[str, str], float] = {}
         self._addresses: dict[str, tuple[str, ...]] = {}
@@ -105,6 +109,7 @@ class Routing:
             and before.stage.stop == item.stage.start
             and item.peer_id not in [other.peer_id for other in run]
             and not is_there
+            and self.distrusted.isdisjoint((before.peer_id, item.peer_id))
         )
 
     def cut(self, before: PipelineStage, behind: PipelineStage, reason: str) -> None:
