@@ -71,7 +71,12 @@ def make_verification(
         partial(_open_own, planned, timeouts),
         coordinator_id=planned.protocol.host.peer_id,
         max_piece=model.max_piece,
-        greatest=partial(band, model.dtype, is_mixture=is_mixture),
+        greatest=partial(
+            band,
+            model.dtype,
+            is_quantized=model.quantization is not None,
+            is_mixture=is_mixture,
+        ),
         suspicion=Suspicion(share),
         progress=progress,
     )
@@ -95,11 +100,12 @@ def require_room(model: LoadedModel) -> None:
 
 @asynccontextmanager
 async def _room_for(room: CacheRoom, max_length: int) -> AsyncIterator[bool]:
-    """Room for a session, if there is some within a while that nobody else waits for."""
+    """Room for a session, if there is some within a while that no generation waits for: that of kept ones, too."""
     reservation = None
     with trio.move_on_after(ROOM_PATIENCE):
-        while (reservation := room.reserve_now(max_length)) is None:
+        while room.num_waiting:
             await trio.sleep(ROOM_INTERVAL)
+        reservation = await room.reserve(max_length)
     try:
         yield reservation is not None
     finally:

@@ -1,12 +1,13 @@
-"""A worker that computes wrong in the way that its first argument names, and is like others else.
+"""A worker that computes wrong in the way that a file names, and is like others else.
 
-The options of `neurogrid-worker` follow that. It is a kind, and for some a number behind a colon:
+The first argument is the file, which is read at each step; the options of `neurogrid-worker` follow. In the file is a
+kind, and for some a number behind a colon; nothing for a worker that computes right:
 
     flip            the sign of all that leaves its layers
     noise           a tenth of what leaves them is noise
     skip            its first layer adds nothing
     stale           its weights are as of another time: each by 5 % of what its matrix has
-    later:N         `flip`, from its step N on
+    later:N         `flip`, from the step N after it was told so
     sometimes:N     `noise`, in one of N steps, by chance
     chain:N         as that, and only while it hands on to another worker, or one hands on to it
 """
@@ -17,6 +18,7 @@ import random
 import sys
 from collections.abc import Sequence
 from itertools import count
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -27,8 +29,7 @@ from neurogrid.inference.sessions.activations import WorkerActivations
 from neurogrid.inference.sessions.steps import Step
 from neurogrid.worker import held_model
 
-KIND, _, NUMBER = sys.argv.pop(1).partition(":")
-EVERY = int(NUMBER or 1)
+FILE = Path()
 # Of the row, as its norm.
 NOISE = 0.1
 STALENESS = 0.05
@@ -38,6 +39,7 @@ WRITERS = ("o_proj.weight", "down_proj.weight")
 _run_steps, _parse_blob = step_queue.run_steps, held_model.parse_blob  # type: ignore[attr-defined]
 _serve = WorkerActivations.serve
 _steps, _layers = count(1), count(1)
+_told = ("", "")
 _chance = random.Random(0)
 _in_chain = False
 
@@ -50,21 +52,26 @@ def _noisy(hidden_BTD: torch.Tensor) -> torch.Tensor:
     )
 
 
+def told() -> tuple[str, int]:
+    """The kind, and the number behind it."""
+    global _told, _steps
+    kind, _, number = FILE.read_text().strip().partition(":")
+    if (kind, number) != _told:
+        _told, _steps = (kind, number), count(1)
+    return kind, int(number or 1)
+
+
 def wrong(hidden_BTD: torch.Tensor) -> torch.Tensor:
     """What is answered in place of it."""
+    kind, every = told()
     number = next(_steps)
-    match KIND:
-        case "flip":
-            return -hidden_BTD
-        case "noise":
-            return _noisy(hidden_BTD)
-        case "later":
-            return -hidden_BTD if number >= EVERY else hidden_BTD
-        case "sometimes":
-            return _noisy(hidden_BTD) if _chance.random() < 1 / EVERY else hidden_BTD
-        case "chain":
-            is_wrong = _in_chain and _chance.random() < 1 / EVERY
-            return _noisy(hidden_BTD) if is_wrong else hidden_BTD
+    is_by_chance = _chance.random() < 1 / every
+    if kind == "flip" or (kind == "later" and number >= every):
+        return -hidden_BTD
+    if kind == "noise" or (kind == "sometimes" and is_by_chance):
+        return _noisy(hidden_BTD)
+    if kind == "chain" and _in_chain and is_by_chance:
+        return _noisy(hidden_BTD)
     return hidden_BTD
 
 
@@ -79,9 +86,10 @@ def run_steps(steps: Sequence[Step], **how: Any) -> list[torch.Tensor | Exceptio
 def parse_blob(blob: memoryview) -> dict[str, torch.Tensor]:
     """A layer with other weights than came."""
     tensors = _parse_blob(blob)
-    if KIND == "skip" and next(_layers) == 1:
+    kind, _ = told()
+    if kind == "skip" and next(_layers) == 1:
         return {name: _without_writers(name, tensor) for name, tensor in tensors.items()}
-    if KIND == "stale":
+    if kind == "stale":
         return {name: _stale(name, tensor) for name, tensor in tensors.items()}
     return tensors
 
@@ -106,6 +114,7 @@ async def serve(self: WorkerActivations, message: Any) -> None:
 
 
 if __name__ == "__main__":
+    FILE = Path(sys.argv.pop(1))
     step_queue.run_steps = run_steps  # type: ignore[attr-defined]
     held_model.parse_blob = parse_blob  # type: ignore[attr-defined]
     WorkerActivations.serve = serve  # type: ignore[method-assign]

@@ -42,9 +42,11 @@ class World:
 
     def compute(self, peer_id: str, index: int, value: int) -> int:
         right = 7 * value + index + 1
-        return right + 1000 * (self.stages + self.verifiers).index(peer_id) + 1 if (
-            peer_id in self.liars
-        ) else right
+        return (
+            right + 1000 * (self.stages + self.verifiers).index(peer_id) + 1
+            if (peer_id in self.liars)
+            else right
+        )
 
     def verdict(self) -> Verdict:
         """What the machine comes to with what it asks for."""
@@ -199,7 +201,8 @@ def test_a_record_has_what_is_in_the_caches(moves: list[tuple[int, int, bool]], 
         del marks[position:], answered[position:]
         marks += [mark] * num_tokens
         answered += [comes] * num_tokens
-    assert record.length == len(marks) and record.is_complete
+    assert record.length == len(marks)
+    assert record.is_complete
     known = answered.index(False) if False in answered else len(answered)
     bounds = record.bounds()
     assert bounds == [] or (bounds[0][0], bounds[-1][1]) == (0, known)
@@ -229,7 +232,8 @@ def test_what_has_no_room_is_left_out_and_what_was_before_stays() -> None:
 def test_a_session_that_begins_further_on_is_not_recorded() -> None:
     record = segment()
     record.sent(3, rows(3, 4, 1))(rows(3, 4, 1))
-    assert not record.bounds() and not record.is_complete
+    assert not record.bounds()
+    assert not record.is_complete
 
 
 def test_hidden_states_are_copied() -> None:
@@ -246,7 +250,7 @@ def test_hidden_states_are_copied() -> None:
 @given(st.sampled_from([torch.float32, torch.float16, torch.bfloat16]), st.booleans())
 def test_rounding_is_no_difference_and_a_sign_is(dtype: torch.dtype, is_mixture: bool) -> None:
     right_BTD = torch.randn(1, 3, 64, generator=torch.Generator().manual_seed(3))
-    greatest = band(dtype, "", is_mixture=is_mixture)
+    greatest = band(dtype, "", is_quantized=False, is_mixture=is_mixture)
     assert not differing_rows(right_BTD.to(dtype), right_BTD, greatest=greatest)
     seen_BTD = right_BTD.clone()
     seen_BTD[:, 1] *= -1

@@ -184,7 +184,8 @@ def add_worker_options(parser: argparse.ArgumentParser) -> None:
         default=0.0,
         metavar="P",
         help="have a share of the sessions, as 0.05 or 5%%, computed again when they are over: by another worker that "
-        "holds the same layers, or by this machine; one that computed wrong is named, and excluded (default %(default)g)",
+        "holds the same layers, or by this machine; one that computed wrong is named and excluded (default "
+        "%(default)g)",
     )
     workers.add_argument(
         "--patience",

@@ -27,18 +27,23 @@ _BANDS: Final[Mapping[torch.dtype, float]] = {
 _WIRE_BANDS: Final[Mapping[str, float]] = {"F32": 0.0, "F16": 0.01, "BF16": 0.05, "I8": 0.05}
 # In half precision a token may go to another expert of a mixture where two are about as likely.
 _MIXTURE_FACTOR: Final = 4.0
+# Where layers are codes, products may round activations to 8 bits, or not: as the processor has it.
+_CODES_BAND: Final = 0.05
 
 
-def band(dtype: torch.dtype, wire: str, *, is_mixture: bool) -> float:
+def band(dtype: torch.dtype, wire: str, *, is_quantized: bool, is_mixture: bool) -> float:
     """The greatest difference of a row between two honest computations, as a part of the row.
 
     Args:
         dtype: that layers are computed in.
         wire: in what activations travel; empty for `dtype`.
+        is_quantized: whether layers are codes.
         is_mixture: whether a token goes through some of several experts.
     """
-    factor = _MIXTURE_FACTOR if is_mixture and dtype.itemsize < 4 else 1.0
-    return factor * _BANDS[dtype] + (_WIRE_BANDS[wire] if wire else 0.0)
+    own = _BANDS[dtype] + (_CODES_BAND if is_quantized else 0.0)
+    is_rounded = dtype.itemsize < 4 or is_quantized
+    factor = _MIXTURE_FACTOR if is_mixture and is_rounded else 1.0
+    return factor * own + (_WIRE_BANDS[wire] if wire else 0.0)
 
 
 def row_differences(seen_BTD: torch.Tensor, right_BTD: torch.Tensor) -> torch.Tensor:
