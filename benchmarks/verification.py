@@ -9,8 +9,8 @@ honest: steps of honest workers, all of them verified: with our kernels, and wit
 how far their rows are from those that verify them, beside the band.
 
 found: for each kind of wrong worker (`tests/e2e/wrong_worker.py`) how many generations and tokens until it is named. A
-session that is not drawn tells nothing, so it is counted and not run; one that is drawn is run, with real workers. The
-worker is named and stays, so that the next trial finds it there.
+session that is not drawn tells nothing, so that those between are drawn by seed and not run; one that is drawn is run,
+with real workers. The worker is named and stays, so that the next trial finds it there.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -288,8 +289,8 @@ async def honest(directory: Path, options: argparse.Namespace) -> None:
         "Is an honest worker taken for a wrong one, and how far apart are honest workers?",
         f"A Llama of random weights, {options.size}; two stages in a chain and a replica of both, {options.clients} "
         "sessions at once; every session is verified, each stage by the replica or by the coordinator, by chance. One "
-        "of the workers has torch's products in place of our kernels, so that sums are made in another order. Rows: the "
-        "norm of the difference by that of the row, of each token. Others were at work on the machine.\n\n"
+        "of the workers has torch's products in place of our kernels, so that sums are made in another order. Rows: "
+        "the norm of the difference by that of the row, of each token. Others were at work on the machine.\n\n"
         f"{body}",
     )
 
@@ -327,7 +328,8 @@ async def found(directory: Path, options: argparse.Namespace) -> None:
                 is_placed = peer_id in {stage.peer_id for stage in coordinator.stages}
                 for kind in kinds:
                     trials = await try_kind(coordinator, kind, peer_id, files[own], options)
-                    for share, counted in trials.generations.items():
+                    for share in SHARES[1:]:
+                        counted = trials.generations(share, random.Random(options.seed))
                         tokens = median(counted) * (PROMPT_TOKENS + options.tokens)
                         rows.append(
                             (
@@ -335,9 +337,9 @@ async def found(directory: Path, options: argparse.Namespace) -> None:
                                 "a stage" if is_placed else "stands by",
                                 f"{share:.0%}",
                                 f"{len(counted)} of {options.trials}",
+                                spread(trials.drawn()).show(0),
                                 spread(counted).show(0),
                                 f"{tokens:,.0f}",
-                                f"{trials.num_drawn / len(trials.generations) / options.trials:.2f}",
                                 f"{median(trials.seconds):.2f}",
                                 f"{max(trials.apart):.2g}",
                             )
@@ -345,8 +347,15 @@ async def found(directory: Path, options: argparse.Namespace) -> None:
                         print(rows[-1], file=sys.stderr, flush=True)
     body = table(
         (
-            *("wrong", "placed", "verified", "named", "generations until then", "tokens, median"),
-            *("drawn until then, mean", "s from a session's end", "rows apart at most"),
+            *(
+                "wrong",
+                "placed",
+                "verified",
+                "named",
+                "verified until then",
+                "generations until then",
+            ),
+            *("tokens, median", "s from a session's end", "rows apart at most"),
         ),
         rows,
     )
@@ -355,7 +364,7 @@ async def found(directory: Path, options: argparse.Namespace) -> None:
         "After how many generations is a worker named that computes wrong?",
         f"A Llama of random weights, {options.size}, float32; two stages in a chain and a replica of both, one of the "
         f"three wrong; prompts of {PROMPT_TOKENS} tokens, answers of {options.tokens}, one after the other. A session "
-        "that is not drawn tells nothing of anybody: it is counted, and not run. `sometimes:20` is wrong in one of 20 "
+        "that is not drawn tells nothing of anybody: those are drawn by seed, and not run. `sometimes:20` is wrong in one of 20 "
         "steps, by chance; `later:20` from its twentieth step on. In no trial an honest worker was named. Seconds: "
         f"from the end of a session that was drawn until it was judged. Others were at work on the machine.\n\n{body}",
     )
@@ -366,15 +375,29 @@ class Trials:
     """What came of the trials of one kind.
 
     Attributes:
-        generations: until the worker was named, by share.
+        counts: of each: sessions that were drawn until the worker was named or suspected; and after that.
         seconds: from the end of each session that was drawn until it was judged.
         apart: rows that were compared, at most.
     """
 
-    generations: dict[float, list[int]]
+    counts: list[tuple[int, int]]
     seconds: list[float]
     apart: list[float]
-    num_drawn: int = 0
+
+    def drawn(self) -> list[int]:
+        """Sessions that were verified, of each trial."""
+        return [before + after for before, after in self.counts]
+
+    def generations(self, share: float, chance: random.Random) -> list[int]:
+        """Generations of each trial, those that were not drawn included; while there are suspects all are."""
+        return [
+            after + sum(_until_drawn(share, chance) for _ in range(before))
+            for before, after in self.counts
+        ]
+
+
+def _until_drawn(share: float, chance: random.Random) -> int:
+    return next(number for number in count(1) if chance.random() < share)
 
 
 async def try_kind(
@@ -383,29 +406,27 @@ async def try_kind(
     verification = verification_of(coordinator)
     # Named, and kept: for the next trial.
     verification._fleet.exclude = lambda peer_id, reason: None  # type: ignore[method-assign]
-    found = Trials({share: [] for share in SHARES if share}, [], watch_differences(verification))
+    found = Trials([], [], watch_differences(verification))
     chance = random.Random(options.seed)
-    for share, counted in found.generations.items():
-        for _ in range(options.trials):
-            # `later` counts from when it is told so.
-            file.write_text("")
-            await generate(coordinator, chance, 1)
+    for _ in range(options.trials):
+        # `later` counts from when it is told so.
+        file.write_text("")
+        verification.suspicion = Suspicion(0.0)
+        await generate(coordinator, chance, 1)
+        file.write_text(kind)
+        verification.suspicion = Suspicion(1.0)
+        verification._routing.distrusted = frozenset()
+        before = after = 0
+        while not verification.suspicion.wrong:
+            before, after = (
+                (before, after + 1) if verification.suspicion.suspects else (before + 1, after)
+            )
+            await generate(coordinator, chance, options.tokens)
+            ended = time.perf_counter()
             await drained(verification)
-            file.write_text(kind)
-            verification.suspicion = Suspicion(1.0)
-            verification._routing.distrusted = frozenset()
-            num_generations = 0
-            while not verification.suspicion.wrong:
-                num_generations += 1
-                if not verification.suspicion.suspects and chance.random() >= share:
-                    continue
-                await generate(coordinator, chance, options.tokens)
-                ended = time.perf_counter()
-                await drained(verification)
-                found.seconds.append(time.perf_counter() - ended)
-                found.num_drawn += 1
-            assert verification.suspicion.wrong == {peer_id}
-            counted.append(num_generations)
+            found.seconds.append(time.perf_counter() - ended)
+        assert verification.suspicion.wrong == {peer_id}
+        found.counts.append((before, after))
     return found
 
 

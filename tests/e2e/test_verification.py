@@ -113,7 +113,7 @@ def test_one_that_is_wrong_in_chains_alone_is_a_suspect_and_does_no_harm(tmp_pat
         wanted = settings(workers, verify=1.0)
         async with open_coordinator(settings(workers)) as coordinator:
             expected = await generate(coordinator)
-        (tmp_path / "0").write_text("chain:1")
+        (tmp_path / "0").write_text("chain")
         async with open_coordinator(wanted, board=board) as coordinator:
             assert await generate(coordinator) != expected
             await verified(coordinator)

@@ -9,7 +9,7 @@ kind, and for some a number behind a colon; nothing for a worker that computes r
     stale           its weights are as of another time: each by 5 % of what its matrix has
     later:N         `flip`, from the step N after it was told so
     sometimes:N     `noise`, in one of N steps, by chance
-    chain:N         as that, and only while it hands on to another worker, or one hands on to it
+    chain           `flip`, while it hands on to another worker, or one hands on to it
 """
 
 from __future__ import annotations
@@ -68,9 +68,9 @@ def wrong(hidden_BTD: torch.Tensor) -> torch.Tensor:
     is_by_chance = _chance.random() < 1 / every
     if kind == "flip" or (kind == "later" and number >= every):
         return -hidden_BTD
+    if kind == "chain" and _in_chain:
+        return -hidden_BTD
     if kind == "noise" or (kind == "sometimes" and is_by_chance):
-        return _noisy(hidden_BTD)
-    if kind == "chain" and _in_chain and is_by_chance:
         return _noisy(hidden_BTD)
     return hidden_BTD
 

@@ -54,10 +54,10 @@ class VerificationStatus:
         wrong: peer ids of the workers that were found wrong, and are excluded.
     """
 
-    num_steps: int
-    num_differing: int
-    num_unverified: int
-    wrong: tuple[str, ...]
+    num_steps: int = 0
+    num_differing: int = 0
+    num_unverified: int = 0
+    wrong: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class ClusterStatus(FleetStatus):
     tokens_per_second: float
     tokens_history: tuple[float, ...]
     requests: tuple[GenerationStatus, ...]
-    verification: VerificationStatus
+    verification: VerificationStatus = VerificationStatus()
 
     def to_json(self) -> dict[str, Json]:
         """The same as JSON has it: see `to_json`."""

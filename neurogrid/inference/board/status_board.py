@@ -43,7 +43,7 @@ class StatusBoard(FleetBoard, Progress):
     ) -> None:
         super().__init__(clock=clock, wall_clock=wall_clock)
         self.generations = GenerationLog()
-        self._verified = VerificationStatus(0, 0, 0, ())
+        self._verified = VerificationStatus()
 
     @property
     def verification(self) -> VerificationStatus:
