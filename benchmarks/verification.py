@@ -364,9 +364,10 @@ async def found(directory: Path, options: argparse.Namespace) -> None:
         "After how many generations is a worker named that computes wrong?",
         f"A Llama of random weights, {options.size}, float32; two stages in a chain and a replica of both, one of the "
         f"three wrong; prompts of {PROMPT_TOKENS} tokens, answers of {options.tokens}, one after the other. A session "
-        "that is not drawn tells nothing of anybody: those are drawn by seed, and not run. `sometimes:20` is wrong in one of 20 "
-        "steps, by chance; `later:20` from its twentieth step on. In no trial an honest worker was named. Seconds: "
-        f"from the end of a session that was drawn until it was judged. Others were at work on the machine.\n\n{body}",
+        "that is not drawn tells nothing of anybody: those are drawn by seed, and not run. `sometimes:20` is wrong in "
+        "one of 20 steps, by chance; `later:20` from its twentieth step on. In no trial an honest worker was named. "
+        "Seconds: from the end of a session that was drawn until it was judged. Others were at work on the machine.\n\n"
+        f"{body}",
     )
 
 

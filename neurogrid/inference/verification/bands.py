@@ -27,8 +27,8 @@ _BANDS: Final[Mapping[torch.dtype, float]] = {
 _WIRE_BANDS: Final[Mapping[str, float]] = {"F32": 0.0, "F16": 0.01, "BF16": 0.05, "I8": 0.05}
 # In half precision a token may go to another expert of a mixture where two are about as likely.
 _MIXTURE_FACTOR: Final = 4.0
-# Where layers are codes, products may round activations to 8 bits, or not: as the processor has it.
-_CODES_BAND: Final = 0.05
+# Where layers are codes, products round activations to 8 bits, or do not: as the kernels have it.
+_CODES_BAND: Final = 0.2
 
 
 def band(dtype: torch.dtype, wire: str, *, is_quantized: bool, is_mixture: bool) -> float:
