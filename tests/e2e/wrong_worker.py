@@ -47,9 +47,8 @@ _in_chain = False
 def _noisy(hidden_BTD: torch.Tensor) -> torch.Tensor:
     noise_BTD = torch.randn_like(hidden_BTD.float())
     size = NOISE * hidden_BTD.float().norm(dim=-1, keepdim=True)
-    return (hidden_BTD + noise_BTD / noise_BTD.norm(dim=-1, keepdim=True) * size).to(
-        hidden_BTD.dtype
-    )
+    noisy_BTD: torch.Tensor = hidden_BTD + noise_BTD / noise_BTD.norm(dim=-1, keepdim=True) * size
+    return noisy_BTD.to(hidden_BTD.dtype)
 
 
 def told() -> tuple[str, int]:
@@ -116,6 +115,6 @@ async def serve(self: WorkerActivations, message: Any) -> None:
 if __name__ == "__main__":
     FILE = Path(sys.argv.pop(1))
     step_queue.run_steps = run_steps  # type: ignore[attr-defined]
-    held_model.parse_blob = parse_blob  # type: ignore[attr-defined]
+    held_model.parse_blob = parse_blob  # type: ignore[attr-defined, assignment]
     WorkerActivations.serve = serve  # type: ignore[method-assign]
     sys.exit(main())

@@ -51,7 +51,8 @@ def row_differences(seen_BTD: torch.Tensor, right_BTD: torch.Tensor) -> torch.Te
     right_TD = right_BTD[0].double()
     distance_T = (seen_BTD[0].double() - right_TD).norm(dim=-1)
     length_T = right_TD.norm(dim=-1).clamp_min(torch.finfo(torch.float32).tiny)
-    return distance_T.div(length_T)
+    difference_T: torch.Tensor = distance_T / length_T
+    return difference_T
 
 
 def differing_rows(
