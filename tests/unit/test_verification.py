@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass, replace
-from typing import cast
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, cast
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from neurogrid.assembly.verification import require_room
+from neurogrid.cli.commands.coordinator import build_parser
+from neurogrid.errors import ConfigurationError
 from neurogrid.inference.pipeline.pipeline_stage import PipelineStage
 from neurogrid.inference.verification.bands import band, differing_rows, row_differences
 from neurogrid.inference.verification.judging import (
@@ -23,6 +27,10 @@ from neurogrid.inference.verification.judging import (
 )
 from neurogrid.inference.verification.records import RecordRoom, SegmentRecord
 from neurogrid.inference.verification.suspicion import MAX_PROOF_STEPS, PROOF_STEPS, Suspicion
+from neurogrid.model.stages.cost import LayerCost
+
+if TYPE_CHECKING:
+    from neurogrid.inference.generation.loaded_model import LoadedModel
 
 HIDDEN_SIZE = 4
 ROW_BYTES = 2 * HIDDEN_SIZE * 4  # what goes in and what comes out
@@ -242,6 +250,29 @@ def test_hidden_states_are_copied() -> None:
     came(hidden_BTD)
     hidden_BTD.zero_()
     assert all(part.abs().sum() for part in record.rows())
+
+
+# ------------------------------------------------------------------ what is asked for
+
+
+@pytest.mark.parametrize(
+    ("text", "share"), [("0", 0.0), ("5%", 0.05), ("0.05", 0.05), ("1", 1.0), ("100%", 1.0)]
+)
+def test_a_share_is_a_number_or_in_percent(text: str, share: float) -> None:
+    assert build_parser().parse_args(["--verify", text]).verify == pytest.approx(share)
+
+
+@pytest.mark.parametrize("text", ["5", "101%", "-1%", "nan", "some", "%"])
+def test_what_is_no_share_is_refused(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        build_parser().parse_args([f"--verify={text}"])
+    assert "--verify" in capsys.readouterr().err
+
+
+def test_a_machine_that_has_no_room_for_a_layer_says_so_at_once() -> None:
+    model = SimpleNamespace(costs=(LayerCost(1 << 60, 0),), max_seq_len=16)
+    with pytest.raises(ConfigurationError, match="--verify computes layers on this machine"):
+        require_room(cast("LoadedModel", model))
 
 
 # ------------------------------------------------------------------ bands
