@@ -16,6 +16,7 @@ T = tokens, D = hidden size.
 from __future__ import annotations
 
 import logging
+import math
 import secrets
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -61,6 +62,8 @@ _CHANCE: Final = secrets.SystemRandom()
 MAX_WAITING: Final = 64
 # Records that are verified, and stay for a session that goes on from theirs.
 MAX_KEPT: Final = 64
+# Between warnings that something was not verified; all of it is counted. Seconds.
+WARNING_INTERVAL: Final = 60.0
 # Room on the workers is for those who wait for tokens: how long to wait for some, and between looks. Seconds.
 ROOM_PATIENCE: Final = 5.0
 ROOM_INTERVAL: Final = 0.25
@@ -113,6 +116,7 @@ class Verification:
         self._kept: OrderedDict[int, SessionRecord] = OrderedDict()
         self._send, self._receive = trio.open_memory_channel[SessionRecord](MAX_WAITING)
         self._num_under_way = 0
+        self._warns_at = -math.inf
 
     # ------------------------------------------------------------------ for a generation
 
@@ -211,8 +215,12 @@ class Verification:
 
     def _not_verified(self, record: SessionRecord, why: str) -> None:
         num_steps = max((len(_new_steps(s, record)) for s in record.segments), default=0)
-        logger.warning("a session of %d steps was not verified: %s", num_steps, why)
         self._progress.steps_unverified(num_steps)
+        now = trio.current_time()
+        # Under load that may be so of each.
+        if now >= self._warns_at:
+            self._warns_at = now + WARNING_INTERVAL
+            logger.warning("a session of %d steps was not verified: %s", num_steps, why)
 
     async def _verify(
         self, record: SessionRecord, segment: SegmentRecord, stack: AsyncExitStack
