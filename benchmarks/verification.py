@@ -2,8 +2,8 @@
 
     python benchmarks/verification.py --parts cost,honest,found
 
-cost: tokens a second of several clients over two workers and a replica, by the share that is verified, in turns of one
-run; a turn ends when all that it drew is verified.
+cost: tokens a second of several clients over two workers and a replica, by the share that is verified and by who
+computes it again, in turns of one run; a turn ends when all that it drew is verified.
 
 honest: steps of honest workers, all of them verified: with our kernels, and with torch's products at one of the two;
 how far their rows are from those that verify them, beside the band.
@@ -50,7 +50,7 @@ from neurogrid.inference.verification.verifier import Verification
 from tests.e2e.preloaded import WORKER, Popen
 
 WRONG = (sys.executable, "-m", "tests.e2e.wrong_worker")
-SHARES = (0.0, 0.01, 0.05, 0.2)
+SHARES = (0.01, 0.05, 0.2, 1.0)
 # As layers are computed, what they are held as, and what activations travel in.
 FORMS = (
     ("float32", None, None),
@@ -84,12 +84,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name)
         make_model(SIZES[options.size], directory / "model")
-        if "cost" in parts:
-            trio.run(cost, directory, options)
-        if "honest" in parts:
-            trio.run(honest, directory, options)
-        if "found" in parts:
-            trio.run(found, directory, options)
+        for part, run in (("found", found), ("cost", cost), ("honest", honest)):
+            if part in parts:
+                trio.run(run, directory, options)
 
 
 # ------------------------------------------------------------------ workers
@@ -164,43 +161,47 @@ def verification_of(coordinator: Coordinator) -> Verification:
 
 
 async def cost(directory: Path, options: argparse.Namespace) -> None:
+    shares = [share for share in SHARES if share * options.generations >= 1]
+    arms = [(False, 0.0), *((is_own, share) for share in shares for is_own in (False, True))]
+    turns: dict[tuple[bool, float], list[Turn]] = {arm: [] for arm in arms}
+    process_ids = [os.getpid()]
+    with workers(directory, *[WORKER] * 3, process_ids=process_ids) as addresses:
+        board = StatusBoard()
+        wanted = settings(directory, addresses, verify=1.0)
+        async with open_coordinator(wanted, board=board) as coordinator:
+            await ready(coordinator, 3)
+            chance = random.Random(options.seed)
+            # The coordinator's own computation is made ready, as it is once it has been used.
+            await turn(coordinator, board, chance, options, (True, 1.0), process_ids, 2)
+            for number in range(options.rounds):
+                for arm in arms if number % 2 == 0 else arms[::-1]:
+                    made = await turn(
+                        *(coordinator, board, chance, options, arm, process_ids),
+                        options.generations,
+                    )
+                    turns[arm].append(made)
+                    print(arm, made, file=sys.stderr, flush=True)
+                write_cost(options, turns)
+            assert not board.verification.wrong
+
+
+def write_cost(options: argparse.Namespace, turns: dict[tuple[bool, float], list[Turn]]) -> None:
+    base = turns[False, 0.0]
     rows = []
-    for has_replica in (True, False):
-        turns: dict[float, list[Turn]] = {share: [] for share in SHARES}
-        process_ids = [os.getpid()]
-        programs = [WORKER] * (2 + has_replica)
-        with workers(directory, *programs, process_ids=process_ids) as addresses:
-            board = StatusBoard()
-            wanted = settings(directory, addresses, verify=1.0)
-            async with open_coordinator(wanted, board=board) as coordinator:
-                await ready(coordinator, len(addresses))
-                chance = random.Random(options.seed)
-                # The coordinator's own computation is made ready, as it is once it has been used.
-                await turn(coordinator, board, chance, options, 1.0, process_ids, 16)
-                for number in range(options.rounds):
-                    for share in SHARES if number % 2 == 0 else SHARES[::-1]:
-                        made = await turn(
-                            *(coordinator, board, chance, options, share, process_ids),
-                            options.generations,
-                        )
-                        turns[share].append(made)
-                        print(has_replica, share, made, file=sys.stderr, flush=True)
-                assert not board.verification.wrong
-        base = turns[0.0]
-        for share, made in turns.items():
-            rate = median(each.rate for each in made) / median(each.rate for each in base)
-            used = median(each.used for each in made) / median(each.used for each in base)
-            rows.append(
-                (
-                    "another worker" if has_replica else "the coordinator",
-                    f"{share:.0%}",
-                    spread([each.rate for each in made]).show(1),
-                    f"{rate:.3f}",
-                    spread([1000 * each.used for each in made]).show(2),
-                    f"{used:.3f}",
-                    f"{sum(each.num_steps for each in made):,}",
-                )
+    for (is_own, share), made in turns.items():
+        rate = median(each.rate for each in made) / median(each.rate for each in base)
+        used = median(each.used for each in made) / median(each.used for each in base)
+        rows.append(
+            (
+                "nobody" if not share else "the coordinator" if is_own else "another worker",
+                f"{share:.0%}",
+                spread([each.rate for each in made]).show(1),
+                f"{rate:.3f}",
+                spread([1000 * each.used for each in made]).show(2),
+                f"{used:.3f}",
+                f"{sum(each.num_steps for each in made):,}",
             )
+        )
     body = table(
         (
             *("computes again", "verified", "tokens/s", "of 0 %", "CPU s for 1,000 tokens"),
@@ -211,11 +212,12 @@ async def cost(directory: Path, options: argparse.Namespace) -> None:
     write_report(
         f"verification-cost-{options.size}",
         "How many tokens a second do two stages make while a share of their sessions is computed again?",
-        f"A Llama of random weights, {options.size}, float32; {options.clients} clients, prompts of {PROMPT_TOKENS} "
-        f"tokens, answers of {options.tokens}; {options.rounds} turns of {options.generations} generations for each "
-        "share, in alternating order in one run; a turn ends when what it drew is verified. One thread a process. In "
-        "each turn the share is met exactly, not by chance. CPU: of all processes, the coordinator's and the workers'. "
-        f"Others were at work on the machine, so that the CPU's time says more than the clock's.\n\n{body}",
+        f"A Llama of random weights, {options.size}, float32; two stages in a chain and a replica of both; "
+        f"{options.clients} clients, prompts of {PROMPT_TOKENS} tokens, answers of {options.tokens}; "
+        f"{len(base)} turns of {options.generations} generations for each, in alternating order in one run; a turn "
+        "ends when what it drew is verified. One thread a process. In each turn the share is met exactly, not by chance. "
+        "CPU: of all processes, the coordinator's and the workers'. Others were at work on the machine, so that the "
+        f"CPU's time says more than the clock's.\n\n{body}",
     )
 
 
@@ -233,12 +235,14 @@ async def turn(
     board: StatusBoard,
     chance: random.Random,
     options: argparse.Namespace,
-    share: float,
+    arm: tuple[bool, float],
     process_ids: Sequence[int],
     num_generations: int,
 ) -> Turn:
+    is_own, share = arm
     verification = verification_of(coordinator)
     verification.suspicion = Suspicion(share)
+    verification.suspicion.is_own = lambda chance: is_own  # type: ignore[method-assign]
     drawn = set(chance.sample(range(num_generations), round(share * num_generations)))
     left = iter(range(num_generations))
     num_tokens = 0
@@ -343,62 +347,70 @@ def watch_differences(verification: Verification) -> list[float]:
 
 
 async def found(directory: Path, options: argparse.Namespace) -> None:
-    rows = []
+    rows: list[Sequence[str]] = []
     # Weights are wrong from when they are loaded; the rest may change.
-    files = {"skip": directory / "skip", "stale": directory / "stale", "": directory / "any"}
+    files = {"": directory / "any", "skip": directory / "skip", "stale": directory / "stale"}
     for kind, file in files.items():
         file.write_text(kind)
     odd = [(*WRONG, str(file)) for file in files.values()]
-    with workers(directory, *odd, WORKER, WORKER) as addresses:
+    with workers(directory, *odd, WORKER) as addresses:
         for number, own in enumerate(files):
             kinds = (own,) if own else tuple(kind for kind in KINDS if kind not in files)
-            there = [addresses[number], *addresses[-2:]]
+            there = [addresses[number], addresses[-1]]
             async with open_coordinator(settings(directory, there, verify=1.0)) as coordinator:
-                await ready(coordinator, 3)
+                await ready(coordinator, 2)
                 peer_id = addresses[number].rpartition("/")[2]
-                is_placed = peer_id in {stage.peer_id for stage in coordinator.stages}
                 for kind in kinds:
                     trials = await try_kind(coordinator, kind, peer_id, files[own], options)
-                    for share in SHARES[1:]:
+                    for share in SHARES:
                         counted = trials.generations(share, random.Random(options.seed))
-                        tokens = median(counted) * (PROMPT_TOKENS + options.tokens)
+                        num_tokens = answer_tokens(kind, options)
                         rows.append(
                             (
                                 kind,
-                                "a stage" if is_placed else "stands by",
+                                str(num_tokens),
                                 f"{share:.0%}",
                                 f"{len(counted)} of {options.trials}",
                                 spread(trials.drawn()).show(0),
                                 spread(counted).show(0),
-                                f"{tokens:,.0f}",
+                                f"{median(counted) * (PROMPT_TOKENS + num_tokens):,.0f}",
                                 f"{median(trials.seconds):.2f}",
                                 f"{max(trials.apart):.2g}",
                             )
                         )
                         print(rows[-1], file=sys.stderr, flush=True)
+                    write_found(options, rows)
+
+
+def answer_tokens(kind: str, options: argparse.Namespace) -> int:
+    """Tokens of an answer: few, where one step tells."""
+    return options.tokens if ":" in kind else 4
+
+
+def write_found(options: argparse.Namespace, rows: Sequence[Sequence[str]]) -> None:
     body = table(
         (
             *(
                 "wrong",
-                "placed",
+                "tokens",
                 "verified",
                 "named",
                 "verified until then",
                 "generations until then",
             ),
-            *("tokens, median", "s from a session's end", "rows apart at most"),
+            *("tokens until then", "s from a session's end", "rows apart at most"),
         ),
         rows,
     )
     write_report(
         f"verification-found-{options.size}",
         "After how many generations is a worker named that computes wrong?",
-        f"A Llama of random weights, {options.size}, float32; two stages in a chain and a replica of both, one of the "
-        f"three wrong; prompts of {PROMPT_TOKENS} tokens, answers of {options.tokens}, one after the other. A session "
-        "that is not drawn tells nothing of anybody: those are drawn by seed, and not run. `sometimes:20` is wrong in "
-        "one of 20 steps, by chance; `later:20` from its twentieth step on. In no trial an honest worker was named. "
-        "Seconds: from the end of a session that was drawn until it was judged. Others were at work on the machine.\n\n"
-        f"{body}",
+        f"A Llama of random weights, {options.size}, float32; two workers in a chain, one of them wrong; the "
+        f"coordinator computes again. Prompts of {PROMPT_TOKENS} tokens and answers of so many as are told, one after the "
+        "other. A session that is not drawn tells nothing of anybody: those are drawn by seed, and not run. "
+        "`sometimes:20` is wrong in one of 20 steps, by chance; `later:20` from its twentieth step on. In no trial the "
+        "honest worker was named. Median, least and most; seconds: from the end of a session that was drawn until it "
+        f"was judged. Others were at work on the machine.\n\n{body}",
     )
 
 
@@ -441,10 +453,10 @@ async def try_kind(
     found = Trials([], [], watch_differences(verification))
     chance = random.Random(options.seed)
     for _ in range(options.trials):
-        # `later` counts from when it is told so.
-        file.write_text("")
-        verification.suspicion = Suspicion(0.0)
-        await generate(coordinator, chance, 1)
+        if kind.startswith("later"):  # it counts from when it is told so
+            file.write_text("")
+            verification.suspicion = Suspicion(0.0)
+            await generate(coordinator, chance, 1)
         file.write_text(kind)
         verification.suspicion = Suspicion(1.0)
         verification._routing.distrusted = frozenset()
@@ -453,7 +465,7 @@ async def try_kind(
             before, after = (
                 (before, after + 1) if verification.suspicion.suspects else (before + 1, after)
             )
-            await generate(coordinator, chance, options.tokens)
+            await generate(coordinator, chance, answer_tokens(kind, options))
             ended = time.perf_counter()
             await drained(verification)
             found.seconds.append(time.perf_counter() - ended)
