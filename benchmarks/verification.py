@@ -215,7 +215,7 @@ def write_cost(options: argparse.Namespace, turns: dict[tuple[bool, float], list
         f"A Llama of random weights, {options.size}, float32; two stages in a chain and a replica of both; "
         f"{options.clients} clients, prompts of {PROMPT_TOKENS} tokens, answers of {options.tokens}; "
         f"{len(base)} turns of {options.generations} generations for each, in alternating order in one run; a turn "
-        "ends when what it drew is verified. One thread a process. In each turn the share is met exactly, not by chance. "
+        "ends when what it drew is verified. One thread a process. In each turn the share is met exactly, by seed. "
         "CPU: of all processes, the coordinator's and the workers'. Others were at work on the machine, so that the "
         f"CPU's time says more than the clock's.\n\n{body}",
     )
@@ -406,7 +406,7 @@ def write_found(options: argparse.Namespace, rows: Sequence[Sequence[str]]) -> N
         f"verification-found-{options.size}",
         "After how many generations is a worker named that computes wrong?",
         f"A Llama of random weights, {options.size}, float32; two workers in a chain, one of them wrong; the "
-        f"coordinator computes again. Prompts of {PROMPT_TOKENS} tokens and answers of so many as are told, one after the "
+        f"coordinator computes again. Prompts of {PROMPT_TOKENS} tokens and answers as long as told, one after the "
         "other. A session that is not drawn tells nothing of anybody: those are drawn by seed, and not run. "
         "`sometimes:20` is wrong in one of 20 steps, by chance; `later:20` from its twentieth step on. In no trial the "
         "honest worker was named. Median, least and most; seconds: from the end of a session that was drawn until it "
