@@ -155,6 +155,8 @@ class Roster:
         if member is not None:
             member.is_placing = False  # its connection is not to come back
             self.give_up(member, reason)
+        else:
+            self.lost(peer_id, reason)  # it may be about to join again
 
     def is_excluded(self, peer_id: str) -> bool:
         """Whether it is to be no member any more."""
