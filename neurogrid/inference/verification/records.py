@@ -170,6 +170,7 @@ class SessionRecord:
         segments: in order.
         adapter: what was added to the layers; None for nothing.
         num_known: tokens that an earlier session had computed, which is verified for itself.
+        distrusted: the workers that were kept apart (`Routing.distrusted`) when it began.
         is_done: its turn has been.
     """
 
@@ -177,6 +178,7 @@ class SessionRecord:
     segments: tuple[SegmentRecord, ...]
     adapter: AdapterSource | None
     num_known: int = 0
+    distrusted: frozenset[str] = frozenset()
     is_done: bool = field(default=False, init=False)
 
     def close(self) -> None:

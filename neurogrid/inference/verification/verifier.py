@@ -152,7 +152,9 @@ class Verification:
             segments.append(segment)
         if prior is not None and not prior.stays_open:
             self._forget(prior.session_id)
-        return SessionRecord(pipeline.session_id, tuple(segments), adapter, num_known)
+        return SessionRecord(
+            pipeline.session_id, tuple(segments), adapter, num_known, self._routing.distrusted
+        )
 
     def hand_in(self, record: SessionRecord, *, is_kept: bool) -> None:
         """A session is over: verify it when its turn comes.
@@ -170,7 +172,7 @@ class Verification:
             record.close()
             return
         self._num_under_way += 1
-        if is_kept:
+        if is_kept and record.distrusted == self._routing.distrusted:
             self._kept[record.session_id] = record
             while len(self._kept) > MAX_KEPT:
                 self._forget(next(iter(self._kept)))
@@ -240,7 +242,11 @@ class Verification:
             peer_id = segment.stages[0].peer_id
             if self.suspicion.found_right(peer_id, len(steps)):
                 logger.warning("worker %s is no suspect any more: it was right for long", peer_id)
-        self._routing.distrusted = self.suspicion.suspects
+        if self._routing.distrusted != self.suspicion.suspects:
+            self._routing.distrusted = self.suspicion.suspects
+            # Sessions go another way now: what was recorded on the old one does not go on.
+            for session_id in list(self._kept):
+                self._forget(session_id)
 
     def _name(self, peer_id: str, why: str) -> None:
         self.suspicion.found_wrong(peer_id)
