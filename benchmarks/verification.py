@@ -357,7 +357,9 @@ async def found(directory: Path, options: argparse.Namespace) -> None:
         for number, own in enumerate(files):
             kinds = (own,) if own else tuple(kind for kind in KINDS if kind not in files)
             there = [addresses[number], addresses[-1]]
-            async with open_coordinator(settings(directory, there, verify=1.0)) as coordinator:
+            # Prompts are the same for each kind: none goes on from what another left.
+            wanted = settings(directory, there, verify=1.0, prefix_reuse=False)
+            async with open_coordinator(wanted) as coordinator:
                 await ready(coordinator, 2)
                 peer_id = addresses[number].rpartition("/")[2]
                 for kind in kinds:
