@@ -345,8 +345,8 @@ async def _stand_by(options: argparse.Namespace, screen: Screen, farewells: Fare
         where = listening(options, port_flag="--port")
         trust = trust_of(options, is_worker=True)
         warn_of_loopback(where, is_chosen=bool(options.listen))
-        import_libraries(screen, "neurogrid.training.leading.deputy")
-    from neurogrid.training.leading.deputy import stand_by
+        import_libraries(screen, "neurogrid.training.leading.deputies.deputy")
+    from neurogrid.training.leading.deputies.deputy import stand_by
     from neurogrid.training.leading.settings import DeputySettings
 
     assert trust.admission is not None

@@ -8,9 +8,7 @@ lead             opens all that a leader needs
 data             the data, where the leader has them
 sources          nodes that have them, too
 data_node        one of those
-copying          a deputy, which gets the journal line by line
-copied_files     what it has besides
-deputy           the same from its side: it copies, and leads when its leader is dead
+deputies/        who copies the journal, and leads when the leader is dead
 hiring           workers that are asked, started, and kept
 leader           members, orders, the group
 chains/          the same of a model that lies in a chain of stages

@@ -28,9 +28,8 @@ from neurogrid.training.data.blobs import Providers, SliceStore
 from neurogrid.training.leading.board import RunBoard
 from neurogrid.training.leading.chains.lead import lead_chain
 from neurogrid.training.leading.changes import WantedChanges
-from neurogrid.training.leading.copied_files import OfferedCopies
-from neurogrid.training.leading.copying import Copying
 from neurogrid.training.leading.data import LeaderSlices, data_of
+from neurogrid.training.leading.deputies import Copying, OfferedCopies
 from neurogrid.training.leading.facts import RunFacts
 from neurogrid.training.leading.keeper import Keeper
 from neurogrid.training.leading.leader import GroupLostError, Leader

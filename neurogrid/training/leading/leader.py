@@ -40,7 +40,7 @@ from neurogrid.training.averaging.groups import (
     open_group,
 )
 from neurogrid.training.leading.changes import WantedChanges
-from neurogrid.training.leading.copying import Copying
+from neurogrid.training.leading.deputies import Copying
 from neurogrid.training.leading.digests import WeightDigests
 from neurogrid.training.leading.facts import RunFacts
 from neurogrid.training.leading.group_watch import GroupWatch

@@ -41,7 +41,7 @@ from neurogrid.training.data.blob_files import PIECE_LIMITS, fetch_file
 from neurogrid.training.data.blobs import Providers, fetch_manifest
 from neurogrid.training.data.manifest import Manifest
 from neurogrid.training.data.slices import MANIFEST_NAME, read_manifest, slice_path
-from neurogrid.training.leading.copied_files import fetch_copies
+from neurogrid.training.leading.deputies.copied_files import fetch_copies
 from neurogrid.training.leading.lead import Opened, lead
 from neurogrid.training.leading.leader import GroupLostError
 from neurogrid.training.leading.opening import rules_of

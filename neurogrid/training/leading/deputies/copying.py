@@ -23,7 +23,7 @@ from neurogrid.p2p.hosts.host import parse_peer_address
 from neurogrid.p2p.streams.message_forms import sender_of
 from neurogrid.p2p.wire import ErrorCode, TensorMessage
 from neurogrid.renewed_event import RenewedEvent
-from neurogrid.training.leading.copied_files import OfferedCopies
+from neurogrid.training.leading.deputies.copied_files import OfferedCopies
 from neurogrid.training.leading.facts import RunFacts
 from neurogrid.training.leading.hiring import HEARTBEAT
 from neurogrid.training.leading.settings import NodeProgress
