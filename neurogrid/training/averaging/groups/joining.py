@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from itertools import cycle
 from typing import Final
 
 import trio
 
 from neurogrid.errors import PeerRefusedError, RemoteProtocolError, TransportError
+from neurogrid.exception_groups import unwrap_errors
 from neurogrid.p2p.exchange.exchange import Exchange, new_request_id
 from neurogrid.p2p.wire import ErrorCode, TensorMessage
 from neurogrid.training.wire import Join, Joined, TrainingMessage
@@ -23,6 +25,9 @@ logger = logging.getLogger(__name__)
 _MAX_REDIRECTS: Final = 8
 # Seconds for one answer. Who has none asks again, as the same process: a question or an answer may have been lost.
 _ANSWER_TIMEOUT: Final = 5.0
+# Seconds from asking one to asking the next, and how many may be asked at the same time.
+_APART: Final = 0.5
+_MAX_ATTEMPTS: Final = 32
 
 
 async def join_group(
@@ -36,21 +41,31 @@ async def join_group(
     Raises:
         PeerRefusedError: the group refuses this peer, for good.
     """
-    failures: list[str] = []
-    while True:
-        failures.clear()
-        for address in addresses:
-            try:
-                return await _ask_to_join(exchange, [address], request)
-            except PeerRefusedError as exc:
-                if exc.code != ErrorCode.BUSY:
-                    raise
-                failures.append(f"{address}: {exc}")
-            except (TransportError, RemoteProtocolError) as exc:
-                # While the members look for a leader they may name each other.
-                failures.append(f"{address}: {exc}")
-        logger.debug("no group yet: %s", "; ".join(failures))
-        await trio.sleep(0.5)
+    found: list[tuple[str, Joined]] = []
+    limiter = trio.CapacityLimiter(_MAX_ATTEMPTS)
+    with unwrap_errors():
+        async with trio.open_nursery() as nursery:
+
+            async def ask(address: str) -> None:
+                async with limiter:
+                    try:
+                        found.append(await _ask_to_join(exchange, [address], request))
+                        nursery.cancel_scope.cancel()
+                    except PeerRefusedError as exc:
+                        if exc.code != ErrorCode.BUSY:
+                            raise
+                        logger.debug("no group yet: %s: %s", address, exc)
+                    except (TransportError, RemoteProtocolError) as exc:
+                        # While the members look for a leader they may name each other, or one that is gone.
+                        logger.debug("no group yet: %s: %s", address, exc)
+
+            # Whoever was cut off a moment ago answers after many seconds, or never: the next one is asked meanwhile.
+            for address in cycle(addresses):
+                nursery.start_soon(ask, address)
+                await trio.sleep(_APART)
+                while not limiter.available_tokens:
+                    await trio.sleep(_APART)
+    return found[0]
 
 
 async def _ask_to_join(

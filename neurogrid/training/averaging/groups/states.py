@@ -37,6 +37,9 @@ _CODEC: Final = "f32"
 # Seconds for which a copy stays after it was last asked for, and how many there are at a time.
 _KEPT_SECONDS: Final = 120.0
 _MAX_KEPT: Final = 2
+# Once one has told of its state: so long the others have, in seconds, and in what the first one took.
+_OTHERS: Final = 0.5
+_LONGER: Final = 2.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -202,7 +205,9 @@ class States:
         return State(latest.round, tuple(vectors), latest.note)
 
     async def _ask(self, peer_ids: Sequence[str]) -> dict[str, StateInfo]:
+        """What peers answer. One that has been cut off a moment ago looks connected, and must not hold up who asks."""
         told: dict[str, StateInfo] = {}
+        began = trio.current_time()
 
         async def ask(peer_id: str) -> None:
             request = TensorMessage(TrainingMessage.STATE, request_id=new_request_id())
@@ -211,6 +216,9 @@ class States:
                     peer_id, request, TrainingMessage.STATE_INFO, timeout=30.0
                 )
                 told[peer_id] = StateInfo.decode(answer.data)
+                if len(told) == 1:
+                    now = trio.current_time()
+                    nursery.cancel_scope.deadline = now + max(_OTHERS, _LONGER * (now - began))
             except NeuroGridError as exc:
                 logger.info("%s has no state to give: %s", peer_id, exc)
 
