@@ -4,7 +4,8 @@
         '{"names": ["a", "b"], "addresses": ["10.77.0.1", "10.77.0.2"], "rates": [null, 2e7], "delay": 0.05}'
 
 Each namespace has one interface, `eth0`: a TUN device, whose other end is here. A line on stdout says when all are
-there. They are removed when standard input ends. Needs root, `ip` of iproute2, and /dev/net/tun.
+there. A line on standard input, as `[[0, 1], [2]]`, cuts the network into sides of these namespaces, `[]` heals it; a
+line answers each. They are removed when standard input ends. Needs root, `ip` of iproute2, and /dev/net/tun.
 """
 
 from __future__ import annotations
@@ -92,15 +93,19 @@ def _forward(devices: Sequence[int], addresses: Sequence[str], star: Star) -> No
     """Forward packets until standard input ends."""
     numbers = {device: number for number, device in enumerate(devices)}
     places = {socket.inet_aton(address): number for number, address in enumerate(addresses)}
-    stdin = sys.stdin.fileno()
+    stdin, told = sys.stdin.fileno(), b""
     while True:
         due = star.next_time
         wait = None if due is None else max(0.0, due - time.monotonic())
         readable = select.select([stdin, *devices], [], [], wait)[0]
         for device in readable:
             if device == stdin:
-                if not os.read(stdin, 4096):
+                if not (data := os.read(stdin, 4096)):
                     return
+                *lines, told = (told + data).split(b"\n")
+                for line in lines:
+                    star.cut(*json.loads(line))
+                    print("cut", flush=True)
                 continue
             for packet in _packets(device):
                 to = places.get(packet[_DESTINATION])

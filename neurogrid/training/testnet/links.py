@@ -7,6 +7,7 @@ What waits for a line waits in a queue with bounds, as in a router: a packet tha
 from __future__ import annotations
 
 import heapq
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Final
 
@@ -51,7 +52,7 @@ class Star:
         delay: seconds from one line to another.
 
     Attributes:
-        num_lost: packets that found no place.
+        num_lost: packets that found no place, or did not get over a cut.
     """
 
     def __init__(self, rates: tuple[float | None, ...], delay: float) -> None:
@@ -61,6 +62,7 @@ class Star:
         # When something is to be done with a packet, in order; and whether it has yet to go down.
         self._under_way: list[tuple[float, int, bool, int, bytes]] = []
         self._num_bytes = self._num_sent = 0
+        self._sides: dict[int, int] = {}
         self.num_lost = 0
 
     @property
@@ -68,10 +70,21 @@ class Star:
         """When `arrived` has something to do; None if nothing is under way."""
         return self._under_way[0][0] if self._under_way else None
 
+    def cut(self, *sides: Collection[int]) -> None:
+        """From now on nothing gets from one of these sides to another, in either direction, until the next cut.
+
+        Args:
+            sides: peers; those that are on none are one side more. None: all reach each other again.
+        """
+        self._sides = {peer: number for number, side in enumerate(sides, 1) for peer in side}
+
+    def _is_cut(self, source: int, destination: int) -> bool:
+        return self._sides.get(source, 0) != self._sides.get(destination, 0)
+
     def send(self, now: float, source: int, destination: int, packet: bytes) -> None:
         """Take a packet that a peer sends now to another."""
         through = None
-        if self._num_bytes + len(packet) <= _MAX_BYTES:
+        if not self._is_cut(source, destination) and self._num_bytes + len(packet) <= _MAX_BYTES:
             through = self._up[source].take(now, len(packet))
         if through is None:
             self.num_lost += 1

@@ -10,7 +10,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,6 +52,29 @@ class Network:
     def __init__(self, names: Sequence[str], forwarder: subprocess.Popen[bytes]) -> None:
         self._numbers = {name: number for number, name in enumerate(names)}
         self._forwarder = forwarder
+
+    async def cut(self, *sides: Collection[str]) -> None:
+        """Let nothing get from one of these sides to another until the next cut; without sides all is healed.
+
+        Args:
+            sides: names of processes; those that are on none are one side more.
+
+        Raises:
+            TransportError: the forwarder has ended.
+        """
+        told = [[self._numbers[name] for name in side] for side in sides]
+        stdin, stdout = self._forwarder.stdin, self._forwarder.stdout
+        assert stdin is not None
+        assert stdout is not None
+        try:
+            stdin.write(json.dumps(told).encode() + b"\n")
+            stdin.flush()
+        except OSError as exc:
+            raise TransportError(f"the forwarder has ended: {exc.strerror}") from exc
+        with trio.fail_after(_READY_TIMEOUT):
+            await trio.lowlevel.wait_readable(stdout.fileno())
+        if not os.read(stdout.fileno(), 64):
+            raise TransportError("the forwarder has ended: see its log")
 
     @property
     def status(self) -> int | None:

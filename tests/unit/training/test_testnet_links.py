@@ -79,3 +79,17 @@ def test_lines_without_a_rate_lose_nothing_and_take_the_delay_alone() -> None:
     assert len(star.arrived(1.05)) == 1000
     assert star.num_lost == 0
     assert star.next_time is None
+
+
+def test_nothing_gets_over_a_cut() -> None:
+    star = Star((None,) * 4, 0.5)
+    star.send(0.0, 0, 2, b"under way")
+    star.cut([0, 1], [2])
+    for source, destination in ((0, 2), (2, 1), (1, 3), (3, 2)):
+        star.send(0.0, source, destination, b"lost")
+    star.send(0.0, 0, 1, b"same side")
+    assert star.arrived(1.0) == [(2, b"under way"), (1, b"same side")]
+    assert star.num_lost == 4
+    star.cut()
+    star.send(1.0, 0, 2, b"healed")
+    assert star.arrived(2.0) == [(2, b"healed")]
