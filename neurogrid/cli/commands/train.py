@@ -44,6 +44,7 @@ from neurogrid.cli.options.common import (
     warn_of_loopback,
     whole_number,
 )
+from neurogrid.cli.options.discovery import bootstrap_address, bootstrap_peers
 from neurogrid.cli.options.model import add_offline_option
 from neurogrid.cli.options.parent import add_parent_option, wait_stdin_eof
 from neurogrid.cli.options.reach import add_reach_options, reaching
@@ -167,6 +168,15 @@ def add_deputy_options(parser: argparse.ArgumentParser) -> None:
         default=CLUSTER_WAIT,
         metavar="SECONDS",
         help="once it leads: how long to wait for as many members as the run file asks for (default %(default)g)",
+    )
+    parser.add_argument(
+        "--bootstrap",
+        action="append",
+        type=bootstrap_address,
+        default=[],
+        metavar="MULTIADDR",
+        help="where another deputy of the run listens, which may come to lead it; @FILE reads some from a file; may be "
+        "given again",
     )
     trust = parser.add_argument_group("trust", "which run is copied")
     add_trust_options(trust, is_worker=True)
@@ -355,7 +365,7 @@ async def _stand_by(options: argparse.Namespace, screen: Screen, farewells: Fare
         directory=options.directory,
         admission=trust.admission,
         identity_file=trust.identity_file,
-        bootstrap=trust.bootstrap,
+        bootstrap=(*trust.bootstrap, *bootstrap_peers(options)),
         num_threads=options.threads,
         wait=options.wait,
         listen=where.addresses,

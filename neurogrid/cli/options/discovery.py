@@ -13,7 +13,14 @@ from neurogrid.errors import ConfigurationError
 if TYPE_CHECKING:
     from neurogrid.node.discovery import DhtSettings, FindingSettings
 
-__all__ = ["DEFAULT_NAMESPACE", "add_finding_options", "bootstrap_peers", "finding", "peer_address"]
+__all__ = [
+    "DEFAULT_NAMESPACE",
+    "add_finding_options",
+    "bootstrap_address",
+    "bootstrap_peers",
+    "finding",
+    "peer_address",
+]
 
 # Of peers that belong to no cluster: they find all others of their kind in the same DHT.
 DEFAULT_NAMESPACE = "neurogrid"
@@ -31,7 +38,7 @@ def peer_address(text: str) -> str:
     return text
 
 
-def _bootstrap_address(text: str) -> str:
+def bootstrap_address(text: str) -> str:
     """An argparse type: the full multiaddr of a peer, or a file of them."""
     return text if text.startswith("@") else peer_address(text)
 
@@ -53,7 +60,7 @@ def add_finding_options(group: argparse._ArgumentGroup, *, is_worker: bool) -> N
     group.add_argument(
         "--bootstrap",
         action="append",
-        type=_bootstrap_address,
+        type=bootstrap_address,
         default=[],
         metavar="MULTIADDR",
         help=(

@@ -192,6 +192,14 @@ class Exchange:
         stream = self._streams.get(peer_id)
         return stream.hello if stream is not None else None
 
+    def opened_peers(self) -> dict[str, Hello]:
+        """The Hello of each peer that has a stream, by peer id: whoever came before `on_peer_opened` was called."""
+        return {
+            peer_id: stream.hello
+            for peer_id, stream in self._streams.items()
+            if stream.hello is not None
+        }
+
     async def close_peer(self, peer_id: str) -> None:
         """End the stream and the connection to a peer."""
         stream = self._streams.pop(peer_id, None)

@@ -205,6 +205,9 @@ class Leader:
         exchange.on_message(RunMessage.REPORT, self._on_report)
         exchange.on_peer_opened(self._on_opened)
         exchange.on_peer_lost(self._on_lost)
+        # Of a deputy some are here already, and those that obeyed another leader say nothing to this one.
+        for peer_id, hello in exchange.opened_peers().items():
+            self._on_opened(peer_id, hello)
 
     @property
     def peers(self) -> dict[str, _Peer]:

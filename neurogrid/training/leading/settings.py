@@ -66,7 +66,7 @@ class DeputySettings:
         directory: where the copy is kept; made if it is missing.
         admission: of the cluster of the run, in which this peer is a coordinator.
         identity_file: where the key pair of this peer lives; made if it is missing.
-        bootstrap: full multiaddrs of the leader, as the ticket has them.
+        bootstrap: full multiaddrs of the leader, as the ticket has them, and of other deputies.
         num_threads, wait, listen, listen_fallback, name, reach: as those of the leader.
     """
 

@@ -65,7 +65,10 @@ class Obedience:
 
     def obeys(self, sender: str, term: int) -> bool:
         """Whether to do what somebody orders in a term."""
-        return self._voter.obeys(sender, term)
+        old = self._voter.standing.leader
+        obeys = self._voter.obeys(sender, term)
+        self._note_leader(old)
+        return obeys
 
     async def take_appoint(self, message: TensorMessage, appoint: Appoint) -> None:
         """A leader says who its deputy is."""
@@ -73,6 +76,7 @@ class Obedience:
         standing = self._voter.appointed(
             sender_of(message), appoint.term, appoint.number, appoint.deputy
         )
+        self._note_leader(before.leader)
         if standing.number != before.number:
             self._addresses = tuple(
                 each for each in appoint.addresses if _is_of(each, appoint.deputy)
@@ -95,11 +99,15 @@ class Obedience:
         standing = self._voter.claimed(
             sender_of(message), claim.term, Place(claim.line, claim.digest)
         )
+        self._note_leader(old)
+        await self._answer(message, RunMessage.CLAIMED, self._claimed(standing).encode())
+
+    def _note_leader(self, old: str) -> None:
+        standing = self._voter.standing
         if standing.leader != old:
             logger.warning("%s leads from here on, in term %d", standing.leader, standing.term)
             self._leader_addresses, self._addresses = self._addresses, ()
             self._on_new_leader(old, standing.leader)
-        await self._answer(message, RunMessage.CLAIMED, self._claimed(standing).encode())
 
     def _claimed(self, standing: Standing) -> Claimed:
         place = standing.place or Place()

@@ -170,8 +170,14 @@ class Voter:
         self.standing = Standing(0, leader, 0, NOBODY)
 
     def obeys(self, sender: str, term: int) -> bool:
-        """Whether to do what somebody orders in a term. The first order of a member says which term it is in."""
+        """Whether to do what somebody orders in a term. The first order of a member says which term it is in.
+
+        Its deputy it obeys in a greater term without having promised it: that one leads by what others promised.
+        """
         now = self.standing
+        if sender == now.deputy and term > now.term:
+            self.standing = Standing(term, sender, 0, NOBODY)
+            return True
         if sender != now.leader or term < now.term:
             return False
         if term > now.term:
@@ -210,10 +216,13 @@ class Candidate:
         asked: the term that it asks for; None while it copies.
         promises: that it has for that term, by member.
         refused: members that have another deputy, or none.
+        laid_aside: the greatest term of copies that it has laid aside for the journal of a later leader; None for none.
+            It outlives this process: a leader of such a term may count on what the copy had.
     """
 
-    def __init__(self, me: str) -> None:
+    def __init__(self, me: str, laid_aside: int | None = None) -> None:
         self.me = me
+        self.laid_aside = laid_aside
         self.place = Place()
         self.term = 0
         self.members: frozenset[Occupant] = frozenset()
@@ -245,6 +254,17 @@ class Candidate:
         self.deputy, self.number = deputy, number
         self.term = max(self.term, term)
         return True
+
+    def follows(self, term: int) -> bool:
+        """Whether it may copy the journal of a leader in this term."""
+        return self.laid_aside is None or term > self.laid_aside
+
+    def lay_aside(self, term: int) -> None:
+        """Its copy, whose last leader was in this term, is none any more: it begins with an empty one."""
+        assert self.asked is None
+        self.laid_aside = max(term, self.laid_aside or 0)
+        self.place, self.members = Place(), frozenset()
+        self.deputy, self.number = NOBODY, 0
 
     @property
     def may_ask(self) -> bool:
@@ -302,7 +322,8 @@ class Copies:
         since: the line that names the deputy.
         copied: the line up to which the deputy has it; below `since` before it knows that it is one.
         dropping: the number by which members are told that there is no deputy any more; None where they are not.
-        overruled: peers of members that obey somebody else in a greater term, in whatever incarnation.
+        overruled: peers of members that obey somebody else in a greater term, in whatever incarnation, until they obey
+            this leader again.
     """
 
     me: str
@@ -387,6 +408,10 @@ class Copies:
         while len(self._members) > 1 and self._members[1][0] <= self.copied:
             del self._members[0]
 
+    def has_lost(self, peer: str, line: int) -> bool:
+        """Whether the deputy, by what it says that it has, lacks lines that it had: it can be none with such a copy."""
+        return peer == self.deputy and line < max(self.since - 1, self.copied)
+
     def drop(self, number: int) -> None:
         """Begin to do without the deputy: members are told by this number, which is greater than any before."""
         if self.deputy != NOBODY:
@@ -419,6 +444,7 @@ class Copies:
         if standing.term > self.term:
             self.overruled.add(member.peer)
         elif (standing.leader, standing.term) == (self.me, self.term):
+            self.overruled.discard(member.peer)
             self._confirmed[member] = max(self._confirmed.get(member, 0), standing.number)
 
     @property

@@ -81,7 +81,7 @@ class RunProcesses:
     """A run in a directory, which has `run.toml` and what that names."""
 
     def __init__(self, directory: Path, port: int) -> None:
-        self.directory, self._port = directory, port
+        self.directory, self.port = directory, port
         self.leader: Popen | None = None
         self.workers: dict[str, Popen] = {}
         self._logs: list[Any] = []
@@ -100,7 +100,7 @@ class RunProcesses:
         """Start the leader."""
         log = (self.directory / "leader.log").open("a")
         self._logs.append(log)
-        listen = f"/ip4/127.0.0.1/tcp/{self._port}"
+        listen = f"/ip4/127.0.0.1/tcp/{self.port}"
         # Others use the port that it would have, at the same time.
         page = () if "--http-port" in options else ("--http-port", "0")
         self.leader = Popen(

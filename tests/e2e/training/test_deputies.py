@@ -5,13 +5,14 @@ from __future__ import annotations
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from neurogrid.p2p.hosts.identity import Identity
 from neurogrid.training.data.manifest import Manifest
 from neurogrid.training.runs.entries import DealtEntry, DeputyEntry, Entry, LedEntry, RoundEntry
-from neurogrid.training.runs.journal import read_journal
+from neurogrid.training.runs.journal import Journal, read_journal
 from neurogrid.training.runs.verdict import verify_journal
 from tests.e2e.preloaded import DEADLINE, TRAIN, Popen
 from tests.e2e.training.run_processes import (
@@ -32,10 +33,30 @@ NAMES = ("a", "b", "c")
 
 
 class Deputy:
-    """A deputy of a run, in its directory."""
+    """A deputy of a run, in its directory.
 
-    def __init__(self, run: RunProcesses) -> None:
-        self._run = run
+    Args:
+        copy: its directory, below that of the run's inputs.
+    """
+
+    def __init__(
+        self, run: RunProcesses, copy: str = "copy", *, options: Sequence[str] = ()
+    ) -> None:
+        self._run, self._name = run, copy
+        joins = self._ticket(run) if copy == "copy" else ()
+        self._log = (run.directory / f"{copy}.log").open("a")
+        self.process = Popen(
+            [
+                *(*TRAIN, "deputy", copy, *joins, "--threads", "1", "--name", "deputy"),
+                *("--wait", "60", *(options or ("--listen", "/ip4/127.0.0.1/tcp/0"))),
+            ],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+            cwd=run.directory,
+        )
+
+    def _ticket(self, run: RunProcesses) -> tuple[str, ...]:
         ticket = run.directory / "deputy-ticket"
         made = subprocess.run(
             [*TRAIN[:-1], "ticket", "run/cluster", "--deputy", "--ticket-file", str(ticket)],
@@ -45,27 +66,17 @@ class Deputy:
             timeout=DEADLINE,
         )
         assert made.returncode == 0, made.stderr
-        self._log = (run.directory / "deputy.log").open("a")
-        self.process = Popen(
-            [
-                *(*TRAIN, "deputy", "copy", "--join", f"@{ticket}", "--threads", "1"),
-                *("--listen", "/ip4/127.0.0.1/tcp/0", "--name", "deputy", "--wait", "60"),
-            ],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=self._log,
-            cwd=run.directory,
-        )
+        return "--join", f"@{ticket}"
 
     @property
     def copy(self) -> Path:
         """The directory of its copy."""
-        return self._run.directory / "copy"
+        return self._run.directory / self._name
 
     @property
     def log(self) -> str:
         """What it said."""
-        return (self._run.directory / "deputy.log").read_text()
+        return (self._run.directory / f"{self._name}.log").read_text()
 
     def wait(self, text: str) -> None:
         """Wait until it says something."""
@@ -180,6 +191,39 @@ def test_a_leader_that_stood_still_leads_no_more(tmp_path: Path) -> None:
         after = entries_of(run.run)[before:]
         assert not [entry for entry in after if entry.kind in ("dealt", "round")], after
     check(deputy, before)
+
+
+def test_who_led_comes_back_as_the_deputy_and_leads_again(tmp_path: Path) -> None:
+    """Two takeovers: the machine that began the run stands by after the first, and the second makes it the leader."""
+    with open_deputy(tmp_path, epochs=40) as (run, deputy):
+        assert run.leader is not None
+        run.leader.send_signal(signal.SIGSTOP)
+        deputy.wait_for(len(entries_of(run.run)), RoundEntry)
+        run.kill()
+        # It has a line that nobody followed: as if it had been killed while it wrote.
+        identity = Identity.load(run.run / "cluster" / "identity.key")
+        with Journal.open(run.run / "journal", identity) as journal:
+            journal.append(DeputyEntry(time.time_ns() // 1000, ""))
+        back = Deputy(run, "run", options=("--listen", f"/ip4/127.0.0.1/tcp/{run.port}"))
+        try:
+            back.wait("the journal has lines that nobody has followed: it is journal.of-term-0")
+            deputy.wait("deputy is the deputy: it has all of the journal")
+            before = len(entries_of(deputy.copy))
+            deputy.process.kill()
+            deputy.process.wait(DEADLINE)
+            back.wait_for(before, RoundEntry)
+            entries = entries_of(back.copy)
+            assert [entry.term for entry in entries if isinstance(entry, LedEntry)] == [1, 2]
+            assert len({entry.round for entry in entries if isinstance(entry, RoundEntry)}) == len(
+                [entry for entry in entries if isinstance(entry, RoundEntry)]
+            )
+            verdict = verify_journal(back.copy)
+            assert verdict.is_whole, verdict.problem
+            # Of before: it is as it was, and its last line stands in no other journal.
+            laid_aside = read_journal(run.run / "journal.of-term-0")
+            assert laid_aside[-1] not in read_journal(back.copy / "journal")
+        finally:
+            back.close()
 
 
 def test_a_leader_goes_on_without_its_deputy(tmp_path: Path) -> None:

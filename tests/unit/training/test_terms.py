@@ -62,6 +62,22 @@ def test_a_member_obeys_whom_it_promised_and_nobody_else() -> None:
     assert voter.obeys("deputy", 1)
 
 
+def test_a_member_obeys_its_deputy_that_leads_by_the_promises_of_others() -> None:
+    voter = Voter("leader")
+    voter.appointed("leader", 0, 3, "deputy")
+    assert not voter.obeys("deputy", 0)
+    assert voter.obeys("deputy", 1)
+    assert voter.standing == Standing(1, "deputy", 0, "")
+    assert not voter.obeys("leader", 0)
+    # That is no promise of that term, and none is given any more.
+    assert voter.claimed("deputy", 1, TEN).place is None
+    # Nor is it obeyed by whom its leader says something else.
+    voter = Voter("leader")
+    voter.appointed("leader", 0, 3, "deputy")
+    voter.appointed("leader", 0, 4, "")
+    assert not voter.obeys("deputy", 1)
+
+
 def test_the_first_order_says_which_term_it_is() -> None:
     voter = Voter("leader")
     assert voter.obeys("leader", 4)
@@ -120,6 +136,13 @@ def test_a_deputy_that_was_dropped_knows_it() -> None:
         assert not deputy.is_dropped
         deputy.answered(member, Standing(0, "leader", 9, ""))
     assert deputy.is_dropped
+    # It copies again, and may be named again.
+    deputy.give_up()
+    assert deputy.copied(
+        Place(12), term=0, members=frozenset({A, B, C}), deputy="deputy", number=10
+    )
+    assert deputy.ask() == 2
+    assert not deputy.is_dropped
 
 
 def test_orders_wait_for_the_deputy_until_half_of_all_have_none() -> None:
@@ -169,7 +192,11 @@ def test_a_leader_that_most_do_not_obey_is_overruled() -> None:
     leader.wrote(1, frozenset({A, B, C}))
     leader.answered(A, Standing(1, "deputy", 0, ""))
     assert not leader.is_overruled
+    # It has begun anew, and is told what to do by this leader again.
+    leader.answered(Occupant(A.peer, 77), Standing(0, "leader", 0, ""))
     leader.answered(B, Standing(1, "deputy", 0, ""))
+    assert not leader.is_overruled
+    leader.answered(A, Standing(1, "deputy", 0, ""))
     assert leader.is_overruled
 
 
@@ -204,6 +231,7 @@ class Node:
     terms: list[int] = field(default_factory=list)
     copies: Copies | None = None
     candidate: Candidate | None = None
+    laid_aside: int | None = None
 
     @property
     def place(self) -> Place:
@@ -223,7 +251,7 @@ class Node:
         if self.journal and self.journal[-1][0] == self.name:
             self.lead()
         else:
-            self.candidate = Candidate(self.name)
+            self.candidate = Candidate(self.name, self.laid_aside)
             self.told()
 
     def lead(self) -> None:
@@ -353,7 +381,8 @@ class Terms:
             if copies.told is not None:
                 self.send("appoint", leader.name, peer, (copies.term, *copies.told))
             if copies.is_open:
-                self.send("order", leader.name, peer, (copies.term, tuple(leader.journal)))
+                told = (copies.term, tuple(leader.journal), leader.members[-1])
+                self.send("order", leader.name, peer, told)
 
     # What a deputy does
 
@@ -399,6 +428,21 @@ class Terms:
     def restart(self) -> None:
         self.nodes[self.random.choice(NODES)].begin()
 
+    def follow_another(self) -> None:
+        """A program goes over to a leader of a greater term; what it has beyond that one's journal it lays aside."""
+        leader = self.random.choice(self.leaders())
+        node = self.nodes[self.random.choice(NODES)]
+        if node is leader or (node.terms and node.terms[-1] >= leader.terms[-1]):
+            return
+        if node.candidate is not None and node.candidate.asked is not None:
+            return
+        node.copies, node.candidate = None, Candidate(node.name, node.laid_aside)
+        if leader.journal[: len(node.journal)] != node.journal:
+            node.candidate.lay_aside(node.terms[-1])
+            node.laid_aside = node.candidate.laid_aside
+            node.journal, node.members, node.deputies, node.terms = [], [], [], []
+        node.told()
+
     def member_begins_anew(self) -> None:
         """Whoever leads may start it."""
         peer = self.random.choice(PEERS)
@@ -415,9 +459,8 @@ class Terms:
         incarnation, voter = self.voters[to]
         member = Occupant(to, incarnation)
         if kind == "order":
-            term, journal = said
             # An order is for one incarnation, which its leader has on a seat.
-            told = self.nodes[sender].members[len(journal) - 1]
+            term, journal, told = said
             if voter.obeys(sender, term) and member in told:
                 self.acted.append(journal)
             return []
@@ -429,6 +472,8 @@ class Terms:
         if node.candidate is None:
             return None
         journal, members, deputies, terms = said
+        if not node.candidate.follows(terms[-1]):
+            return None
         # A copy grows, and is of one leader after the other.
         if len(journal) < len(node.journal) or journal[: len(node.journal)] != node.journal:
             return None
@@ -482,6 +527,7 @@ RULES: Final = (
     *((Terms.write, 3), (Terms.appoint, 2), (Terms.give_up_the_deputy, 2), (Terms.copy, 5)),
     *((Terms.tell, 6), (Terms.claim, 3), (Terms.stop_asking, 1), (Terms.deliver, 5)),
     *((Terms.lose_all, 0.2), (Terms.restart, 0.5), (Terms.member_begins_anew, 0.7)),
+    (Terms.follow_another, 1),
 )
 
 

@@ -49,8 +49,9 @@ logger = logging.getLogger(__name__)
 # Seconds between two Lines, while there are none.
 _BEAT: Final = 0.5
 _ANSWER_TIMEOUT: Final = 2.0
-# Seconds after which the run goes on without a deputy that says nothing: four times what it waits for its leader.
-_SILENCE: Final = 10.0
+# Seconds after which the run goes on without a deputy that says nothing, which is no loss: it follows again. More than
+# it waits for its leader.
+_SILENCE: Final = 3.0
 # Seconds: a deputy claims nothing so soon after its last answer.
 _FRESH: Final = 2.0
 _TELL_AGAIN: Final = 1.0
@@ -197,6 +198,13 @@ class Copying:
         if others:
             raise RequestRefusedError(
                 f"the run has a deputy: {', '.join(sorted(others))}",
+                code=ErrorCode.BUSY,
+                retry_after=_SILENCE,
+                is_expected=True,
+            )
+        if self._copies.has_lost(peer_id, follow.line):
+            raise RequestRefusedError(
+                "this peer is the deputy, and has lost lines that it had: members are asked to do without it first",
                 code=ErrorCode.BUSY,
                 retry_after=_SILENCE,
                 is_expected=True,

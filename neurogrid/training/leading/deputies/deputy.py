@@ -1,7 +1,9 @@
 """A deputy: it copies the journal of a run as its leader writes it, and leads when the leader is silent.
 
 Until then it deals nothing and writes nothing of its own: it has what it takes to lead, and asks the members for a term
-when nothing has come of the leader for a while.
+when nothing has come of the leader for a while. One that the run goes on without, and a leader that most members do not
+obey any more, follows whoever leads: it is a deputy again when it has all of the journal. More than 600 lines, since
+what it does in these cases is one thing over the same copy.
 
 Source: protocol_spec/training/terms.md.
 """
@@ -28,7 +30,7 @@ from neurogrid.node.kept_connections import keep_coordinators
 from neurogrid.node.reach_settings import open_reach
 from neurogrid.node.roles import Table, authorise
 from neurogrid.p2p.exchange.exchange import Exchange, new_request_id
-from neurogrid.p2p.hosts.host import Host
+from neurogrid.p2p.hosts.host import Host, parse_peer_address
 from neurogrid.p2p.hosts.identity import Identity, is_signed_by
 from neurogrid.p2p.hosts.machine import machine_name
 from neurogrid.p2p.libp2p.libp2p_host import Libp2pHost, open_host
@@ -42,6 +44,7 @@ from neurogrid.training.data.blobs import Providers, fetch_manifest
 from neurogrid.training.data.manifest import Manifest
 from neurogrid.training.data.slices import MANIFEST_NAME, read_manifest, slice_path
 from neurogrid.training.leading.deputies.copied_files import fetch_copies
+from neurogrid.training.leading.deputies.copying import DeposedError
 from neurogrid.training.leading.lead import Opened, lead
 from neurogrid.training.leading.leader import GroupLostError
 from neurogrid.training.leading.opening import rules_of
@@ -72,7 +75,7 @@ from neurogrid.training.wire.runs import (
     run_table,
 )
 
-__all__ = ["DEPUTY_TAKES", "DeputyDroppedError", "stand_by"]
+__all__ = ["DEPUTY_TAKES", "stand_by"]
 
 logger = logging.getLogger(__name__)
 
@@ -80,6 +83,8 @@ _LEADERS: Final = frozenset({COORDINATOR})
 
 DEPUTY_TAKES: Final[Table] = {
     RunMessage.LINES: _LEADERS,
+    # Of others that want to be deputies, and do not know who leads.
+    RunMessage.FOLLOW: _LEADERS,
     # Of who has promised; what it says the leader is going to hear again.
     RunMessage.REPORT: frozenset({WORKER}),
     MessageType.TRANSFER_OFFER: _LEADERS,
@@ -99,39 +104,58 @@ _FETCHES: Final = 4
 # For a leader that is known: seconds until it counts as silent, where this deputy was started again.
 _RETURN: Final = 10.0
 _MODEL: Final = "model.json"
+# Of a journal that is laid aside: before the term of the leader that it was copied of last.
+_ASIDE: Final = ".of-term-"
 # In the directory of the data: they have all come.
 _COMPLETE: Final = ".complete"
 
 T = TypeVar("T")
 
 
-class DeputyDroppedError(NeuroGridError):
-    """The run goes on without this deputy, whose copy is behind."""
-
-
 async def stand_by(settings: DeputySettings, progress: LeaderProgress) -> Path | None:
-    """Copy a run until it ends, or until its leader is dead; and lead it then, to its end.
+    """Copy a run until it ends, or until its leader is dead, and lead it then, to its end; copy it again when another
+    one leads in its place.
 
     Returns:
-        The last checkpoint, where this peer came to lead; None where it did not have to.
+        The last checkpoint, where this peer led at the end; None where it did not have to.
 
     Raises:
         ConfigurationError: the directory cannot be used, or the run is another than the copy's.
-        DeputyDroppedError: the run has no such deputy any more.
         NeuroGridError: the run cannot go on; says why.
     """
     directory = RunDirectory(settings.directory)
     directory.path.mkdir(parents=True, exist_ok=True)
     identity = Identity.load(settings.identity_file)
+    is_deposed = False
+    while True:
+        try:
+            with unwrap_errors():
+                return await _stand_by(
+                    settings, directory, identity, progress, is_deposed=is_deposed
+                )
+        except DeposedError as exc:
+            progress.warn(f"{exc}. It copies the run again")
+            is_deposed = True
+
+
+async def _stand_by(
+    settings: DeputySettings,
+    directory: RunDirectory,
+    identity: Identity,
+    progress: LeaderProgress,
+    *,
+    is_deposed: bool,
+) -> Path | None:
     try:
         with unwrap_errors():
             async with AsyncExitStack() as stack:
                 deputy = _Deputy(settings, directory, identity, progress)
-                stack.callback(deputy.copy.close)
-                if deputy.copy.leader == identity.peer_id:
-                    deputy.copy.close()
-                else:
+                stack.callback(lambda: deputy.copy.close())
+                # Of a leader that was begun as such the model is elsewhere: it leads by `neurogrid train --resume`.
+                leads = deputy.copy.leader == identity.peer_id and deputy.has_all
+                if is_deposed or not leads:
                     return await deputy.run(stack)
+                deputy.copy.close()
     except GroupLostError as exc:
         progress.warn(f"{exc}. The run goes on from what is here")
         return await lead(_leading(settings, directory, is_new=False), progress, is_anew=True)
@@ -169,7 +193,7 @@ class _Deputy:
         self._settings, self._directory = settings, directory
         self._identity, self._progress = identity, progress
         self._sitting = Sitting()
-        self._candidate = Candidate(identity.peer_id)
+        self._candidate = Candidate(identity.peer_id, _laid_aside(directory.journal))
         self.copy = JournalCopy(directory.journal, self._copied_entry)
         self._sync_candidate()
         self._is_ready = False
@@ -179,6 +203,11 @@ class _Deputy:
         self._came = RenewedEvent()
         self._files: dict[str, bytes] | None = None
         self._is_new_stream = False
+        # Peers that may lead the run, as they have come.
+        self._leaders: list[str] = []
+        self._leader_came = RenewedEvent()
+        # While it is not known what becomes of the copy.
+        self._takes_none = False
         self._failure: ConfigurationError | None = None
         self._reports: dict[str, TensorMessage] = {}
         self._said = ""
@@ -210,17 +239,23 @@ class _Deputy:
         exchange = Exchange(host, run_table(), role="coordinator", name=machine_name(settings.name))
         authorise(exchange, DEPUTY_TAKES)
         exchange.on_message(RunMessage.LINES, self._on_lines)
+        exchange.on_message(RunMessage.FOLLOW, self._on_follow)
         exchange.on_message(RunMessage.REPORT, self._on_report)
         self._exchange = exchange
         providers = Providers()
         transfers = Transfers(exchange, providers, limits=PIECE_LIMITS)
         await open_reach(host, settings.reach)
         self._progress.listening(host.peer_id, host.addresses)
-        await stack.enter_async_context(keep_coordinators([exchange], settings.bootstrap))
-        is_known = self._has_all()
+        exchange.on_peer_opened(self._note_leader)
+        others = [
+            address
+            for address in settings.bootstrap
+            if parse_peer_address(address)[1] != host.peer_id  # as of a leader of before
+        ]
+        await stack.enter_async_context(keep_coordinators([exchange], others))
+        is_known = self.has_all
         if is_known:
             self._leader = self.copy.leader
-            exchange.on_peer_opened(self._note_leader)
             run = self._directory.read_run()
             config = (self._directory.path / _MODEL).read_text(encoding="utf-8")
             manifest = read_manifest(self._directory.data)
@@ -248,47 +283,113 @@ class _Deputy:
             _leading(settings, self._directory, is_new=False), self._progress, opened=opened
         )
 
-    def _has_all(self) -> bool:
+    @property
+    def has_all(self) -> bool:
         """Whether all is here that it takes to lead, as it was begun before."""
         directory = self._directory
         here = (directory.run_file, directory.path / _MODEL, directory.data / _COMPLETE)
         return bool(self.copy.run) and all(path.is_file() for path in here)
 
     def _note_leader(self, peer_id: str, hello: Hello) -> None:
+        if hello.role != "coordinator":
+            return
+        if peer_id not in self._leaders:
+            self._leaders.append(peer_id)
         if peer_id == self._leader:
             self._is_new_stream = True
+        self._leader_came.set()
 
     # Following
 
     async def _follow(self, host: Host, exchange: Exchange) -> Followed:
         """Ask leaders that are there, until one takes this deputy."""
-        came = trio.Event()
-        leaders: list[str] = []
-
-        def opened(peer_id: str, hello: Hello) -> None:
-            if hello.role == "coordinator":
-                leaders.append(peer_id)
-                came.set()
-                self._is_new_stream = self._is_ready
-
-        exchange.on_peer_opened(opened)
         self._progress.say("looking for the leader of the run")
         while True:
-            await came.wait()
-            for peer_id in list(leaders):
-                if not host.is_connected(peer_id):
-                    continue
-                followed = await self._ask_to_follow(host, exchange, peer_id)
-                if followed is not None:
-                    self._leader = peer_id
-                    return followed
-            await trio.sleep(_FOLLOW_AGAIN)
+            came = self._leader_came.next
+            if (followed := await self._ask_all_to_follow(host, exchange)) is not None:
+                return followed
+            with trio.move_on_after(_FOLLOW_AGAIN if self._leaders else 60.0):
+                await came.wait()
+
+    async def _ask_all_to_follow(self, host: Host, exchange: Exchange) -> Followed | None:
+        """Ask those that are there, the leader of before first; what the one says that takes this deputy."""
+        for peer_id in sorted(self._leaders, key=lambda each: each != self._leader):
+            if self._candidate.asked is not None or not host.is_connected(peer_id):
+                continue
+            if (followed := await self._ask_to_follow(host, exchange, peer_id)) is not None:
+                self._leader = peer_id
+                return followed
+        return None
 
     async def _ask_to_follow(self, host: Host, exchange: Exchange, peer_id: str) -> Followed | None:
         self.copy.forget_rest()
-        place = self.copy.place
+        try:
+            followed = await self._send_follow(host, exchange, peer_id, self.copy.place)
+        except PeerRefusedError as exc:
+            if not self.copy.num_bytes:
+                raise ConfigurationError(f"the leader has no such deputy: {exc.text}") from exc
+            return await self._follow_from_the_beginning(host, exchange, peer_id, exc)
+        if followed is None or not self._may_follow(followed.term):
+            return None
+        return followed
+
+    def _may_follow(self, term: int) -> bool:
+        """Whether a leader in this term is not one of before."""
+        return term >= self._sitting.term and self._candidate.follows(term)
+
+    async def _follow_from_the_beginning(
+        self, host: Host, exchange: Exchange, peer_id: str, refused: PeerRefusedError
+    ) -> Followed | None:
+        """Lay the copy aside where another leads since: what it has beyond the other's journal nobody has followed."""
+        self._takes_none = True
+        try:
+            followed = await self._send_follow(host, exchange, peer_id, Place())
+            if followed is None or not self._may_follow(followed.term):
+                return None
+            if followed.term == self._sitting.term:
+                raise ConfigurationError(f"the leader has no such deputy: {refused.text}")
+            self._lay_copy_aside()
+            return followed
+        finally:
+            self._takes_none = False
+
+    def _lay_copy_aside(self) -> None:
+        path, term = self._directory.journal, self._sitting.term
+        aside = path.with_name(f"{path.name}{_ASIDE}{term}")
+        number = 1
+        while aside.exists():
+            number += 1
+            aside = path.with_name(f"{path.name}{_ASIDE}{term}.{number}")
+        self.copy.close()
+        try:
+            path.rename(aside)
+        except OSError as exc:
+            raise ConfigurationError(f"{path} cannot be laid aside: {exc.strerror}") from exc
+        self._sitting = Sitting()
+        self._candidate.lay_aside(term)
+        self.copy = JournalCopy(path, self._copied_entry)
+        self._sync_candidate()
+        self._progress.warn(
+            f"the journal has lines that nobody has followed: it is {aside.name} from here on, and the run is copied "
+            "from its beginning"
+        )
+
+    async def _send_follow(
+        self, host: Host, exchange: Exchange, peer_id: str, place: Place
+    ) -> Followed | None:
+        """Ask a leader; None where it does not take this deputy yet, or does not answer.
+
+        Raises:
+            PeerRefusedError: it never takes it with such a copy.
+            ConfigurationError: it leads another run.
+        """
+        num_bytes = self.copy.num_bytes if place.line else 0
         follow = Follow(
-            self.copy.run, place.line, place.digest, self.copy.num_bytes, host.addresses[:16]
+            self.copy.run if place.line else b"",
+            place.line,
+            place.digest,
+            num_bytes,
+            host.addresses[:16],
         )
         request = TensorMessage(
             RunMessage.FOLLOW, request_id=new_request_id(), data=follow.encode()
@@ -299,7 +400,7 @@ class _Deputy:
             )
         except PeerRefusedError as exc:
             if exc.code == ErrorCode.NOT_SUPPORTED:
-                raise ConfigurationError(f"the leader has no such deputy: {exc.text}") from exc
+                raise
             self._say_once(f"the leader takes no deputy yet: {exc.text}")
             return None
         except NeuroGridError as exc:
@@ -314,14 +415,13 @@ class _Deputy:
         return followed
 
     async def _keep_following(self, host: Host, exchange: Exchange) -> None:
-        """Ask again, where the leader was started again and does not know who copies."""
+        """Ask again, where the leader was started again and does not know who copies, or another one leads."""
         while True:
             await trio.sleep(_FOLLOW_AGAIN)
             is_silent = trio.current_time() - self._heard_at >= _FOLLOW_AGAIN
-            is_wanted = is_silent or self._is_new_stream
-            if is_wanted and self._candidate.asked is None and host.is_connected(self._leader):
+            if is_silent or self._is_new_stream:
                 self._is_new_stream = False
-                await self._ask_to_follow(host, exchange, self._leader)
+                await self._ask_all_to_follow(host, exchange)
 
     def _say_once(self, text: str) -> None:
         if text != self._said:
@@ -340,12 +440,17 @@ class _Deputy:
         (self._directory.path / _MODEL).write_text(followed.config, encoding="utf-8")
         return run
 
+    def _sources(self) -> list[str]:
+        """Who may have what the leader has: that one, and others that may lead by now."""
+        connected = [each for each in self._leaders if self._exchange.host.is_connected(each)]
+        return sorted(connected, key=lambda each: each != self._leader) or [self._leader]
+
     async def _fetch_data(self, transfers: Transfers, followed: Followed) -> Manifest:
         """Copy the data, as far as they are not here."""
         data = self._directory.data
         data.mkdir(parents=True, exist_ok=True)
         manifest = await _patiently(
-            lambda: fetch_manifest(transfers, followed.manifest, [self._leader], _FETCH_TIMEOUT)
+            lambda: fetch_manifest(transfers, followed.manifest, self._sources(), _FETCH_TIMEOUT)
         )
         (data / MANIFEST_NAME).write_bytes(manifest.encode())
         infos = [
@@ -361,7 +466,7 @@ class _Deputy:
             async with limiter:
                 await _patiently(
                     lambda: fetch_file(
-                        transfers, blob_id, [self._leader], path, timeout=_FETCH_TIMEOUT
+                        transfers, blob_id, self._sources(), path, timeout=_FETCH_TIMEOUT
                     )
                 )
 
@@ -385,6 +490,16 @@ class _Deputy:
 
     # Copying
 
+    async def _on_follow(self, message: TensorMessage) -> None:
+        if self._term is not None:
+            return  # whoever leads answers
+        raise RequestRefusedError(
+            "this peer copies the run itself",
+            code=ErrorCode.BUSY,
+            retry_after=_FOLLOW_AGAIN,
+            is_expected=True,
+        )
+
     def _on_report(self, message: TensorMessage) -> None:
         """Of a member that has promised: what it says now it says again in a second, which is long."""
         if self._term is None and any(
@@ -395,6 +510,13 @@ class _Deputy:
     async def _on_lines(self, message: TensorMessage) -> None:
         lines = Lines.decode(message.data)
         sender = sender_of(message)
+        if self._takes_none:
+            raise RequestRefusedError(
+                "this deputy has yet to make room for the journal",
+                code=ErrorCode.BUSY,
+                retry_after=_FOLLOW_AGAIN,
+                is_expected=True,
+            )
         if self._term is None and sender not in (self._leader, self.copy.leader):
             raise RequestRefusedError(
                 "this deputy copies another leader's journal", code=ErrorCode.UNAUTHORIZED
@@ -402,9 +524,11 @@ class _Deputy:
         if lines.files:
             self._files = dict(zip(lines.files, lines.blobs, strict=True))
         if self._term is None and self._is_ready and lines.run == (self.copy.run or lines.run):
-            if lines.term >= self._sitting.term:
+            is_of_now = self._may_follow(lines.term)
+            if is_of_now:
                 self._heard_at = trio.current_time()
-            if self._candidate.asked is None and lines.offset == self.copy.num_received:
+            is_next = lines.offset == self.copy.num_received
+            if is_of_now and is_next and self._candidate.asked is None:
                 self._take(lines)
             self._came.set()
         copied = Copied(
@@ -439,7 +563,9 @@ class _Deputy:
             files, self._files = self._files, None
             if files is not None:
                 try:
-                    await fetch_copies(files, self._directory, transfers, [self._leader], keep=keep)
+                    await fetch_copies(
+                        files, self._directory, transfers, self._sources(), keep=keep
+                    )
                 except (NeuroGridError, trio.TooSlowError) as exc:
                     logger.info("the leader's files are not here: %s", exc)
                     self._files = self._files or files
@@ -453,7 +579,10 @@ class _Deputy:
             if self._sitting.has_ended:
                 return None
             silence = trio.current_time() - self._heard_at
-            term = self._candidate.ask() if silence >= _SILENCE else None
+            # Once it has asked it copies nothing any more, also when the leader is heard again: so it asks on until it
+            # leads, or is none.
+            is_asking = silence >= _SILENCE or self._candidate.asked is not None
+            term = self._candidate.ask() if is_asking else None
             if term is not None:
                 if not self._candidate.promises:
                     self._say_once(
@@ -463,9 +592,13 @@ class _Deputy:
                 if self._candidate.leads:
                     return term
                 if self._candidate.is_dropped:
-                    raise DeputyDroppedError(
-                        "the members have no such deputy any more: the run goes on without this one. Begin again, in "
-                        "the same directory"
+                    self._candidate.give_up()
+                    self._sync_candidate()
+                    self._is_new_stream = True
+                    self._said = ""
+                    self._progress.warn(
+                        "the members have no such deputy any more: the run goes on without this one, which copies "
+                        "it again"
                     )
             with trio.move_on_after(_CLAIM_AGAIN):
                 await self._came.wait()
@@ -535,6 +668,15 @@ class _Deputy:
             f"{len(self._candidate.members)} members"
         )
         return journal
+
+
+def _laid_aside(journal: Path) -> int | None:
+    """The greatest term of copies that were laid aside here."""
+    found = [
+        int(path.name.partition(_ASIDE)[2].partition(".")[0])
+        for path in journal.parent.glob(f"{journal.name}{_ASIDE}[0-9]*")
+    ]
+    return max(found, default=None)
 
 
 async def _patiently(fetch: Callable[[], Awaitable[T]]) -> T:
