@@ -208,6 +208,12 @@ def test_who_led_comes_back_as_the_deputy_and_leads_again(tmp_path: Path) -> Non
         try:
             back.wait("the journal has lines that nobody has followed: it is journal.of-term-0")
             deputy.wait("deputy is the deputy: it has all of the journal")
+            # Members have yet to be told: one more time than of the first deputy, and that there is none.
+            told = [run.directory / f"{name}.log" for name in NAMES]
+            until = time.monotonic() + DEADLINE
+            while any(path.read_text().count("the leader's deputy is 1") < 2 for path in told):
+                assert time.monotonic() < until, deputy.log
+                time.sleep(0.05)
             before = len(entries_of(deputy.copy))
             deputy.process.kill()
             deputy.process.wait(DEADLINE)

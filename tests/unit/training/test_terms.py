@@ -187,6 +187,31 @@ def test_a_deputy_that_is_back_is_told_of_again() -> None:
     assert not leader.is_dropped
 
 
+def test_a_deputy_that_has_lost_lines_is_none_with_such_a_copy() -> None:
+    leader = Copies("leader")
+    for line in (1, 2, 3):
+        leader.wrote(line, frozenset({A}))
+    assert not leader.has_lost("deputy", 0)
+    leader.appoint("deputy", 1)
+    # The line that names it may not have come yet.
+    assert [leader.has_lost("deputy", line) for line in (1, 2, 3)] == [True, False, False]
+    leader.has_copied(3)
+    assert leader.has_lost("deputy", 2)
+    assert not leader.has_lost("other", 0)
+
+
+def test_a_copy_that_was_laid_aside_is_counted_on_by_no_leader() -> None:
+    deputy = candidate(A)
+    assert deputy.follows(0)
+    deputy.lay_aside(3)
+    assert (deputy.place, deputy.may_ask) == (Place(), False)
+    assert [deputy.follows(term) for term in (0, 3, 4)] == [False, False, True]
+    # Nor after it has begun again.
+    assert not Candidate("deputy", 3).follows(3)
+    deputy.lay_aside(1)
+    assert not deputy.follows(3)
+
+
 def test_a_leader_that_most_do_not_obey_is_overruled() -> None:
     leader = Copies("leader")
     leader.wrote(1, frozenset({A, B, C}))

@@ -559,6 +559,7 @@ class _Deputy:
 
     async def _keep_files(self, transfers: Transfers, keep: int) -> None:
         """Have the files that the leader has told of, the newest."""
+        said = ""
         while True:
             files, self._files = self._files, None
             if files is not None:
@@ -567,7 +568,9 @@ class _Deputy:
                         files, self._directory, transfers, self._sources(), keep=keep
                     )
                 except (NeuroGridError, trio.TooSlowError) as exc:
-                    logger.info("the leader's files are not here: %s", exc)
+                    if str(exc) != said:
+                        said = str(exc)
+                        logger.info("the leader's files are not here: %s", exc)
                     self._files = self._files or files
             await trio.sleep(_FOLLOW_AGAIN)
 
