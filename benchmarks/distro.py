@@ -91,7 +91,7 @@ def main() -> None:
     parser.add_argument("--warm", type=int, default=150, help="data parallel steps before")
     parser.add_argument("--layers", type=int, default=5)
     parser.add_argument("--hidden", type=int, default=128)
-    parser.add_argument("--lr", type=float, nargs="+", default=[1e-4, 3e-4, 1e-3])
+    parser.add_argument("--lr", type=float, nargs="+", default=[1e-3, 3e-3, 1e-2])
     parser.add_argument("--top-k", type=int, nargs="+", default=[2, 8, 32])
     parser.add_argument("--tuned-with", type=int, default=8)
     parser.add_argument("--others", nargs="+", default=["single_b4", "dp4", "diloco_h20"])

@@ -363,12 +363,13 @@ async def measure(options: argparse.Namespace) -> None:
         f"{table(('what', 'times', 'least', 'median', 'most', f'over {LIMIT:g} s'), rows)}\n\n"
         "Seconds to the next round, from the signal or the cut; of the last kind, where no side has leader or deputy "
         "and half of the members, from when the network is whole again: before that nobody decided anything. "
-        f"{len(late)} took longer than {LIMIT:g} s, or never came.\n\n{told}\n"
+        f"{len(late)} took longer than {LIMIT:g} s, or never came. Where the leader stays with most members the first "
+        f"round may be one that was under way.\n\n{told}\n"
     )
     if options.no_file:
         print(text)
     else:
-        write_report("takeover", (__doc__ or "").partition("\n")[0], text)
+        write_report("takeover-in-a-row", (__doc__ or "").partition("\n")[0], text)
 
 
 def _row(what: str, seconds: Sequence[float | None]) -> tuple[str, ...]:
