@@ -19,8 +19,9 @@ import argparse
 import math
 from dataclasses import dataclass, replace
 
+import diloco
 import torch
-from diloco import LEARNING_RATE, Member, Pilot, Result
+from diloco import Member, Pilot, Result
 from report import table, write_report
 from torch import Tensor
 
@@ -92,6 +93,7 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=5)
     parser.add_argument("--hidden", type=int, default=128)
     parser.add_argument("--lr", type=float, nargs="+", default=[1e-3, 3e-3, 1e-2])
+    parser.add_argument("--adamw-lr", type=float, nargs="+", default=[3e-3, 1e-2])
     parser.add_argument("--top-k", type=int, nargs="+", default=[2, 8, 32])
     parser.add_argument("--tuned-with", type=int, default=8)
     parser.add_argument("--others", nargs="+", default=["single_b4", "dp4", "diloco_h20"])
@@ -108,11 +110,12 @@ def main() -> None:
 
     rows = []
     for name in options.others:
-        found = []
-        for pilot in pilots:
-            found.append(pilot.run(name))
-            print(f"{name}: {found[-1].loss:.4f}", flush=True)
-        rows.append(_row(name, "AdamW", found))
+        for lr in options.adamw_lr:
+            found = []
+            for pilot in pilots:
+                found.append(_with_adamw(pilot, name, lr))
+                print(f"{name}, {lr:g}: {found[-1].loss:.4f}", flush=True)
+            rows.append(_row(name, f"{lr:g}", found))
     tuned = []
     for one_bit in (True, False):
         kinds = [Kind(options.tuned_with, one_bit, lr) for lr in options.lr]
@@ -124,8 +127,8 @@ def main() -> None:
             rows.append(_row(kind.name, f"{kind.lr:g}", results))
     header = ("way", "lr", *(f"seed {seed}" for seed in options.seeds), "MB sent a member")
     text = (
-        f"{table(header, rows)}\n\n`single_b4` is one member alone, `dp4` the mean of gradients and AdamW (lr "
-        f"{LEARNING_RATE:g}), `diloco_h20` DiLoCo with a sync each 20 steps: as in `diloco.py`. What a member sends is "
+        f"{table(header, rows)}\n\n`single_b4` is one member alone, `dp4` the mean of gradients and AdamW, "
+        "`diloco_h20` DiLoCo with a sync each 20 steps: as in `diloco.py`. What a member sends is "
         "counted once; with DisTrO it goes to each of the others, with gradients and DiLoCo into a mean.\n\n"
         "The learning rates that were tried, with the first seed:\n\n"
         + table(
@@ -139,6 +142,15 @@ def main() -> None:
         "parallel steps before; and what a member sends.",
         text,
     )
+
+
+def _with_adamw(pilot: Pilot, name: str, lr: float) -> Result:
+    """A way of `diloco.py` with another learning rate, from the same checkpoint."""
+    before, diloco.LEARNING_RATE = diloco.LEARNING_RATE, lr
+    try:
+        return pilot.run(name)
+    finally:
+        diloco.LEARNING_RATE = before
 
 
 def _row(name: str, lr: str, results: list[Result]) -> tuple[str, ...]:
