@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import jsonschema_rs
+import ollama
 import openai
 import pytest
 from pydantic import BaseModel
@@ -368,6 +369,78 @@ def test_thoughts_are_apart_from_the_answer(cluster: Cluster) -> None:
         for chunk in chat(cluster, stream=True, **fields)
     )
     assert streamed == whole.reasoning_content
+
+
+# ------------------------------------------------------------------ the same by Ollama's client
+
+
+@pytest.fixture(scope="module")
+def beside(cluster: Cluster) -> Iterator[ollama.Client]:
+    with ollama.Client(host=cluster.server.url, timeout=DEADLINE) as client:
+        yield client
+
+
+def test_tools_in_the_words_of_ollama(cluster: Cluster, beside: ollama.Client) -> None:
+    # Of a schema Ollama's client sends these alone, in this order.
+    parameters = {
+        "type": "object",
+        "required": ["city"],
+        "properties": {"city": {"type": "string"}},
+    }
+    function = {"name": "get_weather", "description": "Now", "parameters": parameters}
+    tool = {"type": "function", "function": function}
+    call = {"function": {"name": "get_weather", "arguments": {"city": "Paris"}}}
+    turns = [
+        *QUESTION,
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "tool_name": "get_weather", "content": "14"},
+    ]
+    options = {"temperature": 0, "num_predict": 8}
+    told = beside.chat(model=MODEL, messages=turns, tools=[tool], options=options)
+    named = {"name": "get_weather", "arguments": '{"city": "Paris"}'}
+    same = chat(
+        cluster,
+        messages=[
+            *QUESTION,
+            {
+                "role": "assistant",
+                "content": "",
+                "tool_calls": [{"id": "call_0", "type": "function", "function": named}],
+            },
+            {"role": "tool", "tool_call_id": "call_0", "content": "14"},
+        ],
+        tools=[tool],
+        max_tokens=8,
+        logit_bias=None,
+    )
+    assert told.prompt_eval_count == same.usage.prompt_tokens
+    assert told.message.content == same.choices[0].message.content
+    with pytest.raises(ollama.ResponseError, match="answers no call"):
+        beside.chat(model=MODEL, messages=[*QUESTION, {"role": "tool", "content": "14"}])
+
+
+def test_a_schema_is_the_format(beside: ollama.Client) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"is_warm": {"type": "boolean"}},
+        "required": ["is_warm"],
+        "additionalProperties": False,
+    }
+    options = {"temperature": 0, "num_predict": 64}
+    for answer in (
+        beside.chat(model=MODEL, messages=QUESTION, format=schema, options=options).message.content,
+        beside.generate(model=MODEL, prompt="Is it?", format=schema, options=options).response,
+    ):
+        jsonschema_rs.validate(schema, json.loads(answer or ""))
+
+
+def test_thoughts_are_apart_there_too(beside: ollama.Client) -> None:
+    options = {"temperature": 0, "num_predict": 16}
+    whole = beside.chat(model=MODEL, messages=QUESTION, think=True, options=options).message
+    assert whole.thinking
+    assert not whole.content
+    parts = beside.chat(model=MODEL, messages=QUESTION, think=True, options=options, stream=True)
+    assert "".join(part.message.thinking or "" for part in parts) == whole.thinking
 
 
 def test_a_worker_that_is_killed_changes_nothing_of_an_answer(cluster: Cluster) -> None:

@@ -13,8 +13,11 @@ from neurogrid.inference.generation.loaded_model import LoadedModel
 from neurogrid.server.app import make_app
 from neurogrid.server.backend import Backend
 from neurogrid.server.http.guard import Access
+from neurogrid.server.ollama.answer_shapes import OllamaShape
 from neurogrid.server.ollama.paths import OLLAMA_PATHS
 from neurogrid.server.ollama.routes import ollama_routes
+from neurogrid.server.openai.answer import Usage
+from neurogrid.server.openai.answer_writer import CallPiece, Piece
 from tests.unit.asgi_client import Answered, ask, run
 from tests.unit.told_coordinator import TEXT, Told, load_embedded
 
@@ -137,11 +140,12 @@ def test_nothing_to_answer_loads(model: LoadedModel) -> None:
     ("fields", "named"),
     [
         ({"tools": [{"type": "function"}]}, "tools"),
-        ({"format": "json"}, "format"),
-        ({"think": True}, "think"),
+        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools are not supported"),
+        ({"format": "xml"}, "format"),
+        ({"think": True}, "enable_thinking"),
         ({"images": ["aGVsbG8="]}, "images"),
         ({"messages": [{"role": "user", "content": "A", "images": ["aGVsbG8="]}]}, "images"),
-        ({"messages": [{"role": "tool", "content": "A"}]}, "tool"),
+        ({"messages": [{"role": "function", "content": "A"}]}, "role"),
         ({"options": {"mirostat": 2}}, "mirostat"),
         ({"options": {"temperature": -1}}, "temperature"),
         ({"options": {"stop": ["a"] * 33}}, "stop"),
@@ -156,6 +160,28 @@ def test_what_is_wrong_is_told_in_its_shape(
     assert answered.status == 400
     assert list(answered.json) == ["error"]
     assert named in answered.json["error"]
+
+
+def test_calls_are_told_whole() -> None:
+    pieces = [
+        Piece("So: "),
+        Piece("", calls=(CallPiece(0, "call_a", "f", '{"x":'),)),
+        Piece("", calls=(CallPiece(0, arguments=" 1}"), CallPiece(1, "call_b", "g"))),
+        Piece("", calls=(CallPiece(1, arguments="{}"),), reasoning="hm"),
+        Piece("", calls=(CallPiece(2, "call_c", "h", '{"cut'),), finish_reason="tool_calls"),
+    ]
+    calls = [
+        {"function": {"index": 0, "name": "f", "arguments": {"x": 1}}},
+        {"function": {"index": 1, "name": "g", "arguments": {}}},
+    ]
+    whole = json.loads(OllamaShape("m", "chat").whole([pieces], Usage(3)))
+    assert whole["message"]["tool_calls"] == calls
+    assert whole["message"]["thinking"] == "hm"
+    assert whole["done_reason"] == "stop"
+    shape = OllamaShape("m", "chat")
+    told = [json.loads(event)["message"] for each in pieces if (event := shape.event(0, each))]
+    assert [call for message in told for call in message.get("tool_calls", ())] == calls
+    assert json.loads(shape.usage_event(Usage(3)))["done"] is True
 
 
 def test_a_failure_on_the_way_is_a_line(model: LoadedModel) -> None:

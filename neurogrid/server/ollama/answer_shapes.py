@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Final
 
@@ -41,15 +41,18 @@ class OllamaShape:
         self._kind = kind
         self._made = time.monotonic_ns()
         self._reason = ""
+        self._calls: dict[int, tuple[str, list[str]]] = {}
 
     def begin(self, index: int) -> None:
         return None
 
     def event(self, index: int, piece: Piece) -> bytes | None:
-        self._reason = piece.finish_reason or self._reason
-        if not (piece.text or piece.tokens):
+        self._take(piece)
+        calls = self._complete(is_last=piece.finish_reason is not None)
+        if not (piece.reasoning or calls or piece.text or piece.tokens):
             return None
-        return dump(self._object(piece.text, piece.tokens, done=False))
+        answer = self._object(piece.text, piece.tokens, piece.reasoning, calls, done=False)
+        return dump(answer)
 
     def usage_event(self, usage: Usage) -> bytes:
         return dump({**self._object("", (), done=True), **self._counts(usage)})
@@ -59,23 +62,56 @@ class OllamaShape:
 
     def whole(self, answers: list[list[Piece]], usage: Usage) -> bytes:
         (pieces,) = answers
-        self._reason = pieces[-1].finish_reason or ""
+        for piece in pieces:
+            self._take(piece)
         text = "".join(piece.text for piece in pieces)
         tokens = [token for piece in pieces for token in piece.tokens]
-        return dump({**self._object(text, tokens, done=True), **self._counts(usage)})
+        reasoning = "".join(piece.reasoning for piece in pieces)
+        calls = self._complete(is_last=True)
+        answer = self._object(text, tokens, reasoning, calls, done=True)
+        return dump({**answer, **self._counts(usage)})
 
     def empty(self, reason: str) -> bytes:
         """The answer to a request without a prompt."""
         return dump({**self._object("", (), done=True), "done_reason": reason})
 
+    def _take(self, piece: Piece) -> None:
+        self._reason = piece.finish_reason or self._reason
+        for call in piece.calls:
+            _, parts = self._calls.setdefault(call.index, (call.name or "", []))
+            parts.append(call.arguments)
+
+    def _complete(self, *, is_last: bool) -> list[dict[str, object]]:
+        """The calls that are whole by now and were not told yet: Ollama tells no parts of them."""
+        whole = sorted(self._calls) if is_last else sorted(self._calls)[:-1]
+        told: list[dict[str, object]] = []
+        for index in whole:
+            name, parts = self._calls.pop(index)
+            try:
+                arguments = json.loads("".join(parts) or "{}")
+            except ValueError:
+                continue  # the answer ended within it, and says so: `length`
+            told.append({"function": {"index": index, "name": name, "arguments": arguments}})
+        return told
+
     def _object(
-        self, text: str, tokens: Iterable[WrittenToken], *, done: bool
+        self,
+        text: str,
+        tokens: Iterable[WrittenToken],
+        reasoning: str = "",
+        calls: Sequence[Mapping[str, object]] = (),
+        *,
+        done: bool,
     ) -> dict[str, object]:
         answer: dict[str, object] = {"model": self._model, "created_at": now()}
+        thinking = {"thinking": reasoning} if reasoning else {}
         if self._kind == "chat":
-            answer["message"] = {"role": "assistant", "content": text}
+            message: dict[str, object] = {"role": "assistant", "content": text, **thinking}
+            if calls:
+                message["tool_calls"] = calls
+            answer["message"] = message
         else:
-            answer["response"] = text
+            answer |= {"response": text, **thinking}
         if logprobs := [_told(token) for token in tokens]:
             answer["logprobs"] = logprobs
         return {**answer, "done": done}
@@ -83,7 +119,7 @@ class OllamaShape:
     def _counts(self, usage: Usage) -> dict[str, object]:
         """What the last object has besides. Durations in nanoseconds."""
         return {
-            "done_reason": self._reason,
+            "done_reason": "stop" if self._reason == "tool_calls" else self._reason,
             "total_duration": time.monotonic_ns() - self._made,
             "load_duration": 0,  # layers are on the workers before anything is asked
             "prompt_eval_count": usage.num_prompt_tokens,

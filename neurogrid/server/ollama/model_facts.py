@@ -13,6 +13,7 @@ from typing import Any
 
 from neurogrid.inference.generation.coordinator import Coordinator
 from neurogrid.inference.generation.loaded_model import LoadedModel
+from neurogrid.model.files.tokenizer import Tokenizer
 from neurogrid.server.ollama.request_reader import TAG
 
 __all__ = ["listed", "running", "shown"]
@@ -66,9 +67,17 @@ def shown(coordinator: Coordinator, name: str) -> dict[str, object]:
             "general.basename": name,
             **{f"{family}.{key}": value for key, value in facts.items() if value is not None},
         },
-        "capabilities": ["completion", "embedding"],
+        "capabilities": _capabilities(model.tokenizer),
         "modified_at": _modified_at(model),
     }
+
+
+def _capabilities(tokenizer: Tokenizer) -> list[str]:
+    named = {
+        "tools": tokenizer.template_names("tools", tools=True),
+        "thinking": tokenizer.template_names("enable_thinking"),
+    }
+    return ["completion", "embedding", *(name for name, has in named.items() if has)]
 
 
 def _names(coordinator: Coordinator) -> Iterator[tuple[str, str]]:

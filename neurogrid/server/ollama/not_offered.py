@@ -16,9 +16,6 @@ __all__ = ["refuse_fields", "refuse_messages"]
 
 # By field: the values that change nothing, and what is missing.
 _FIELDS: Final[Mapping[str, tuple[tuple[object, ...], str]]] = {
-    "tools": ((None, []), "calls of tools are not offered here"),
-    "format": ((None, ""), "answers by a format are not offered here"),
-    "think": ((None, False), "thinking is not told apart from the answer here"),
     "images": ((None, []), "only text is supported here"),
     "suffix": ((None, ""), "filling in before a suffix is not offered here"),
     "template": ((None, ""), "the model's own chat template is used; `raw` uses none"),
@@ -52,7 +49,7 @@ def refuse_fields(body: Mapping[str, Any]) -> None:
 
 
 def refuse_messages(messages: object) -> None:
-    """Refuse messages that are not text, or of tools. They are not checked yet.
+    """Refuse messages that are not text. They are not checked yet.
 
     Raises:
         APIError: 400, with the field of the message.
@@ -65,8 +62,6 @@ def refuse_messages(messages: object) -> None:
             raise _not_offered(
                 f"{where} has images, and only text is supported here", f"{where}.images"
             )
-        if message.get("role") == "tool" or message.get("tool_calls") not in (None, []):
-            raise _not_offered(f"{where} is of a tool: {_FIELDS['tools'][1]}", f"{where}.role")
 
 
 def _is_same(value: object, other: object) -> bool:

@@ -6,7 +6,8 @@ with that.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+import json
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -74,11 +75,11 @@ async def read_ollama_chat(
     name = read_name(model, adapters, body["model"])
     if not body.get("messages"):
         return _load(body)
-    messages = [
-        {"role": message["role"], "content": message.get("content") or ""}
-        for message in body["messages"]
-    ]
+    messages = _messages(body["messages"])
     fields = {**_fields(body, model), "model": name, "messages": messages}
+    fields |= _form(body)
+    if body.get("tools"):
+        fields["tools"] = body["tools"]
     return _bounded(await read_chat(_with_logprobs(fields, body), model, adapters), body)
 
 
@@ -102,6 +103,13 @@ async def read_ollama_generate(
         if system:
             why = "raw uses no template" if body.get("raw") else "this model has no chat template"
             raise APIError(400, f"system cannot be told to the model: {why}", param="system")
+        if _form(body):
+            raise APIError(
+                400,
+                "format and think are not supported where no template writes the prompt",
+                param="format" if body.get("format") else "think",
+                code="unsupported_parameter",
+            )
         if body.get("logprobs"):
             fields["logprobs"] = int(body.get("top_logprobs") or 0)
         fields["prompt"] = prompt
@@ -109,7 +117,60 @@ async def read_ollama_generate(
         return _bounded(request, body)
     before = [{"role": "system", "content": system}] if system else []
     fields["messages"] = [*before, {"role": "user", "content": prompt}]
+    fields |= _form(body)
     return _bounded(await read_chat(_with_logprobs(fields, body), model, adapters), body)
+
+
+def _messages(given: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Messages as OpenAI's API has them, where calls have ids, and the answer of a tool names its call."""
+    messages: list[dict[str, Any]] = []
+    unanswered: list[tuple[str, str]] = []  # names of tools, and ids
+    num_calls = 0
+    for index, message in enumerate(given):
+        told: dict[str, Any] = {"role": message["role"], "content": message.get("content") or ""}
+        calls = []
+        for call in message.get("tool_calls") or ():
+            function, call_id = call["function"], f"call_{num_calls}"
+            num_calls += 1
+            unanswered.append((function["name"], call_id))
+            arguments = json.dumps(function.get("arguments") or {})
+            told_call = {"name": function["name"], "arguments": arguments}
+            calls.append({"id": call_id, "type": "function", "function": told_call})
+        if calls:
+            told["tool_calls"] = calls
+        if message.get("thinking"):
+            told["reasoning_content"] = message["thinking"]
+        if message["role"] == "tool":
+            wanted = message.get("tool_name")
+            found = [each for each in unanswered if wanted in (None, "", each[0])]
+            if not found:
+                raise APIError(
+                    422,
+                    f"messages[{index}] is the answer of a tool, and answers no call before it",
+                    param=f"messages[{index}].tool_name",
+                    code="invalid_value",
+                )
+            unanswered.remove(found[0])
+            told["tool_call_id"] = found[0][1]
+        messages.append(told)
+    return messages
+
+
+def _form(body: Mapping[str, Any]) -> dict[str, Any]:
+    """What a request says of thoughts and of the answer's format, as OpenAI's API has it."""
+    fields: dict[str, Any] = {}
+    wanted = body.get("format")
+    if wanted == "json":
+        fields["response_format"] = {"type": "json_object"}
+    elif wanted:
+        named = {"name": "format", "schema": wanted, "strict": True}
+        fields["response_format"] = {"type": "json_schema", "json_schema": named}
+    think = body.get("think")
+    if isinstance(think, str):
+        fields["reasoning_effort"] = think
+    elif think is not None:
+        fields["enable_thinking"] = think
+    return fields
 
 
 def _load(body: Mapping[str, Any]) -> Load:

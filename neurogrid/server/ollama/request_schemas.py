@@ -22,6 +22,7 @@ from neurogrid.server.openai.request_schemas import (
     MAX_TOKENS,
     MAX_TOP_LOGPROBS,
 )
+from neurogrid.server.openai.tools.tool_schemas import MAX_CALLS, TOOL_FIELDS
 from neurogrid.server.schema_check import Schema
 
 __all__ = [
@@ -111,10 +112,34 @@ _OPTIONS: Schema = {
     },
 }
 
+_CALL: Schema = {
+    "type": "object",
+    "required": ["name"],
+    "properties": {
+        "name": {"type": "string", "minLength": 1, "maxLength": 256},
+        "arguments": {"type": ["object", "null"]},
+    },
+}
+
 _COMMON: dict[str, Any] = {
     "model": _MODEL,
     "stream": {**_FLAG, "description": "A line of JSON for each piece; true if left out."},
     "options": _OPTIONS,
+    "format": {
+        "description": "`json` for any object, or a JSON schema, which the answer fits.",
+        "anyOf": [
+            {"type": "null"},
+            {"type": "string", "enum": ["", "json"]},
+            {"type": "object"},
+        ],
+    },
+    "think": {
+        "description": "For the model's chat template: whether it is to think, or how much.",
+        "anyOf": [
+            {"type": ["boolean", "null"]},
+            {"type": "string", "enum": ["low", "medium", "high"]},
+        ],
+    },
     "logprobs": _FLAG,
     "top_logprobs": {"type": ["integer", "null"], "minimum": 0, "maximum": MAX_TOP_LOGPROBS},
 }
@@ -124,6 +149,7 @@ CHAT_REQUEST: Schema = {
     "required": ["model"],
     "properties": {
         **_COMMON,
+        "tools": TOOL_FIELDS["tools"],
         "messages": {
             "type": ["array", "null"],
             "maxItems": MAX_MESSAGES,
@@ -132,8 +158,19 @@ CHAT_REQUEST: Schema = {
                 "type": "object",
                 "required": ["role"],
                 "properties": {
-                    "role": {"type": "string", "enum": ["system", "user", "assistant"]},
+                    "role": {"type": "string", "enum": ["system", "user", "assistant", "tool"]},
                     "content": _TEXT,
+                    "thinking": _TEXT,
+                    "tool_calls": {
+                        "type": ["array", "null"],
+                        "maxItems": MAX_CALLS,
+                        "items": {
+                            "type": "object",
+                            "required": ["function"],
+                            "properties": {"function": _CALL},
+                        },
+                    },
+                    "tool_name": {"type": ["string", "null"], "maxLength": 256},
                 },
             },
         },

@@ -6,7 +6,7 @@ from typing import Final
 
 from neurogrid.server.schema_check import Schema
 
-__all__ = ["FORMAT_FIELDS", "TOOL_FIELDS", "TOOL_MESSAGE_FIELDS"]
+__all__ = ["FORMAT_FIELDS", "MAX_CALLS", "TOOL_FIELDS", "TOOL_MESSAGE_FIELDS"]
 
 MAX_TOOLS: Final = 128
 # Of earlier calls in one message.
