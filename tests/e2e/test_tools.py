@@ -371,6 +371,70 @@ def test_thoughts_are_apart_from_the_answer(cluster: Cluster) -> None:
     assert streamed == whole.reasoning_content
 
 
+# ------------------------------------------------------------------ the same in responses
+
+
+def respond(cluster: Cluster, **more: Any) -> Any:
+    fields: dict[str, Any] = {"model": MODEL, "input": QUESTION, "temperature": 0, **more}
+    return cluster.client().responses.create(**fields)
+
+
+def test_a_function_is_an_item_of_a_response(cluster: Cluster) -> None:
+    parameters = {
+        "type": "object",
+        "properties": {"is_now": {"type": "boolean"}},
+        "required": ["is_now"],
+        "additionalProperties": False,
+    }
+    tool = {"type": "function", "name": "get_weather", "parameters": parameters, "strict": True}
+    named = {"type": "function", "name": "get_weather"}
+    fields: dict[str, Any] = {"tools": [tool], "tool_choice": named, "max_output_tokens": 64}
+    response = respond(cluster, **fields)
+    (call,) = response.output
+    assert (call.type, call.name, response.status) == ("function_call", "get_weather", "completed")
+    jsonschema_rs.validate(parameters, json.loads(call.arguments))
+    events = list(respond(cluster, **fields, stream=True))
+    kinds = [event.type for event in events]
+    assert kinds[2] == "response.output_item.added"
+    assert kinds[-3:] == [
+        "response.function_call_arguments.done",
+        "response.output_item.done",
+        "response.completed",
+    ]
+    deltas = [e.delta for e in events if e.type == "response.function_call_arguments.delta"]
+    assert "".join(deltas) == call.arguments
+    result = {"type": "function_call_output", "call_id": call.call_id, "output": "14"}
+    said = [*QUESTION, call.model_dump(), result]
+    told = respond(cluster, input=said, tools=[tool], max_output_tokens=8)
+    assert told.usage.input_tokens > response.usage.input_tokens
+    assert told.output_text
+
+
+def test_a_response_fits_a_schema(cluster: Cluster) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"is_warm": {"type": "boolean"}},
+        "required": ["is_warm"],
+        "additionalProperties": False,
+    }
+    wanted = {"type": "json_schema", "name": "answer", "schema": schema, "strict": True}
+    response = respond(cluster, text={"format": wanted}, max_output_tokens=64)
+    jsonschema_rs.validate(schema, json.loads(response.output_text))
+
+
+def test_thoughts_are_an_item_before_the_answer(cluster: Cluster) -> None:
+    whole = chat(
+        cluster, max_tokens=16, logit_bias=None, extra_body={"enable_thinking": True}
+    ).choices[0]
+    asked = {"max_output_tokens": 16, "extra_body": {"enable_thinking": True}}
+    (thought,) = respond(cluster, **asked).output
+    assert thought.type == "reasoning"
+    assert thought.content[0].text == whole.message.reasoning_content
+    events = list(respond(cluster, **asked, stream=True))
+    deltas = [event.delta for event in events if event.type == "response.reasoning_text.delta"]
+    assert "".join(deltas) == thought.content[0].text
+
+
 # ------------------------------------------------------------------ the same by Ollama's client
 
 

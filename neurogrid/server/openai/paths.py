@@ -106,8 +106,7 @@ def _answer(kind: str, choice: Schema) -> dict[str, object]:
 
 
 def _response_answer() -> dict[str, object]:
-    part = _object(type=_STRING, text=_STRING, annotations=_list({"type": "object"}))
-    item = _object(id=_STRING, type=_STRING, status=_STRING, role=_STRING, content=_list(part))
+    item = _object(id=_STRING, type=_STRING, status=_STRING)
     whole = _object(
         id=_STRING,
         object={"type": "string", "enum": ["response"]},

@@ -6,7 +6,7 @@ its request, and whoever goes on from it sends what was said.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
@@ -22,11 +22,6 @@ __all__ = ["read_response"]
 _NOT_STORED: Final = "nothing is stored here; send the whole conversation as input"
 # By field: the values that change nothing, and what is missing.
 _NOT_OFFERED: Final[Mapping[str, tuple[tuple[object, ...], str]]] = {
-    "tools": (
-        (None, []),
-        "calls of tools are not offered in responses; /v1/chat/completions is for them",
-    ),
-    "tool_choice": ((None, "none", "auto"), "calls of tools are not offered in responses"),
     "store": ((None, False), "nothing is stored here; leave it out, or say false"),
     "previous_response_id": ((None,), _NOT_STORED),
     "conversation": ((None,), _NOT_STORED),
@@ -40,7 +35,16 @@ _NOT_OFFERED: Final[Mapping[str, tuple[tuple[object, ...], str]]] = {
 }
 # Of `include`: what there is none of in any answer here, so that leaving it out tells all.
 _INCLUDED: Final = frozenset({"reasoning.encrypted_content"})
-_FIELDS: Final = ("model", "temperature", "top_p", "stream", "user")
+_ITEMS: Final = frozenset({"message", "function_call", "function_call_output", "reasoning"})
+_FIELDS: Final = (
+    "model",
+    "temperature",
+    "top_p",
+    "stream",
+    "user",
+    "parallel_tool_calls",
+    "enable_thinking",
+)
 
 
 async def read_response(
@@ -55,15 +59,64 @@ async def read_response(
     check(body, RESPONSE_REQUEST)
     given = body["input"]
     items = [{"role": "user", "content": given}] if isinstance(given, str) else given
-    messages = [{"role": item["role"], "content": _text(item["content"])} for item in items]
+    messages = _messages(items)
     if body.get("instructions"):
         messages.insert(0, {"role": "system", "content": body["instructions"]})
     fields = {name: body[name] for name in _FIELDS if body.get(name) is not None}
     fields |= {"messages": messages, "max_completion_tokens": body.get("max_output_tokens")}
     if effort := (body.get("reasoning") or {}).get("effort"):
         fields["reasoning_effort"] = effort
+    if body.get("tools"):
+        fields["tools"] = [_tool(tool) for tool in body["tools"]]
+    if (choice := body.get("tool_choice")) is not None:
+        is_named = isinstance(choice, dict)
+        fields["tool_choice"] = _named(choice["name"]) if is_named else choice
+    if (wanted := (body.get("text") or {}).get("format")) is not None:
+        fields["response_format"] = _format(wanted)
     request = await read_chat(fields, model, adapters)
     return replace(request, include_usage=True)
+
+
+def _messages(items: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Items as the messages of a chat: what the assistant thought and called stands in its message."""
+    messages: list[dict[str, Any]] = []
+    thought = ""
+    for item in items:
+        kind = item.get("type")
+        if kind == "reasoning":
+            thought += "".join(part["text"] for part in item.get("content") or ())
+            continue
+        if kind == "function_call_output":
+            told = {"role": "tool", "tool_call_id": item["call_id"]}
+            messages.append({**told, "content": _text(item["output"])})
+        elif kind == "function_call":
+            if not messages or messages[-1]["role"] != "assistant":
+                messages.append({"role": "assistant", "content": ""})
+            function = {"name": item["name"], "arguments": item["arguments"]}
+            call = {"id": item["call_id"], "type": "function", "function": function}
+            messages[-1].setdefault("tool_calls", []).append(call)
+        else:
+            messages.append({"role": item["role"], "content": _text(item["content"])})
+        if thought and messages[-1]["role"] == "assistant":
+            messages[-1]["reasoning_content"] = thought
+        thought = ""
+    return messages
+
+
+def _tool(tool: Mapping[str, Any]) -> dict[str, Any]:
+    return {"type": "function", "function": {k: v for k, v in tool.items() if k != "type"}}
+
+
+def _named(name: str) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name}}
+
+
+def _format(wanted: Mapping[str, Any]) -> dict[str, Any]:
+    """`text.format` as `response_format`, whose schema stands one object further in."""
+    if wanted["type"] != "json_schema":
+        return {"type": wanted["type"]}
+    given = {name: value for name, value in wanted.items() if name != "type"}
+    return {"type": "json_schema", "json_schema": {"name": "format", **given}}
 
 
 def _text(content: str | list[Mapping[str, str]]) -> str:
@@ -76,12 +129,14 @@ def _refuse(body: Mapping[str, Any]) -> None:
         value = body.get(name)
         if not any(value == each and type(value) is type(each) for each in harmless):
             raise _not_offered(f"{name} is not supported: {reason}", name)
-    text = body.get("text")
-    if isinstance(text, dict) and text.get("format") not in (None, {"type": "text"}):
-        raise _not_offered(
-            "text.format is not supported: answers by a format are not offered in responses",
-            "text.format",
-        )
+    tools = body.get("tools")
+    for index, tool in enumerate(tools[:MAX_MESSAGES] if isinstance(tools, list) else ()):
+        kind = tool.get("type") if isinstance(tool, dict) else None
+        if isinstance(kind, str) and kind != "function":
+            raise _not_offered(
+                f"tools[{index}] is of type {kind[:40]!r}, and only functions are supported here",
+                f"tools[{index}].type",
+            )
     include = body.get("include")
     if isinstance(include, list) and (
         others := [each for each in include if str(each) not in _INCLUDED]
@@ -97,12 +152,12 @@ def _refuse(body: Mapping[str, Any]) -> None:
 
 def _refuse_item(item: Mapping[str, Any], where: str) -> None:
     kind = item.get("type")
-    if isinstance(kind, str) and kind != "message":
+    if isinstance(kind, str) and kind not in _ITEMS:
         raise _not_offered(
-            f"{where} is of type {kind[:40]!r}, and only messages are supported here",
+            f"{where} is of type {kind[:40]!r}, which is not supported here",
             f"{where}.type",
         )
-    content = item.get("content")
+    content = None if kind == "reasoning" else item.get("content")
     for index, part in enumerate(content[:MAX_MESSAGES] if isinstance(content, list) else ()):
         kind = part.get("type") if isinstance(part, dict) else None
         if isinstance(kind, str) and kind not in ("input_text", "output_text", "text"):

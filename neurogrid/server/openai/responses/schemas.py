@@ -11,6 +11,7 @@ from neurogrid.server.openai.request_schemas import (
     MAX_PROMPT_CHARS,
     MAX_TOKENS,
 )
+from neurogrid.server.openai.tools.tool_schemas import MAX_ARGUMENTS_CHARS, MAX_TOOLS
 from neurogrid.server.schema_check import Schema
 
 __all__ = ["RESPONSE_REQUEST"]
@@ -40,6 +41,59 @@ _MESSAGE: Schema = {
     },
 }
 
+_ID: Schema = {"type": ["string", "null"], "maxLength": 256}
+_CALL: Schema = {
+    "type": "object",
+    "required": ["type", "call_id", "name", "arguments"],
+    "properties": {
+        "type": {"type": "string", "enum": ["function_call"]},
+        "call_id": {"type": "string", "minLength": 1, "maxLength": 256},
+        "name": {"type": "string", "minLength": 1, "maxLength": 256},
+        "arguments": {"type": "string", "maxLength": MAX_ARGUMENTS_CHARS},
+    },
+}
+_RESULT: Schema = {
+    "type": "object",
+    "required": ["type", "call_id", "output"],
+    "properties": {
+        "type": {"type": "string", "enum": ["function_call_output"]},
+        "call_id": {"type": "string", "minLength": 1, "maxLength": 256},
+        "output": _MESSAGE["properties"]["content"],
+    },
+}
+_THOUGHT: Schema = {
+    "type": "object",
+    "required": ["type"],
+    "properties": {
+        "type": {"type": "string", "enum": ["reasoning"]},
+        "id": _ID,
+        "content": {
+            "type": ["array", "null"],
+            "maxItems": MAX_MESSAGES,
+            "items": {"type": "object", "required": ["text"], "properties": {"text": _TEXT}},
+        },
+    },
+}
+_FUNCTION = CHAT_REQUEST["properties"]["tools"]["items"]["properties"]["function"]
+_TOOL: Schema = {
+    "type": "object",
+    "required": ["type", "name"],
+    "properties": {
+        "type": {"type": "string", "enum": ["function"]},
+        **_FUNCTION["properties"],
+    },
+}
+_FORMAT: Schema = {
+    "type": ["object", "null"],
+    "required": ["type"],
+    "properties": {
+        "type": {"type": "string", "enum": ["text", "json_object", "json_schema"]},
+        "name": {"type": ["string", "null"], "maxLength": 256},
+        "schema": {"type": ["object", "null"]},
+        "strict": {"type": ["boolean", "null"]},
+    },
+}
+
 RESPONSE_REQUEST: Schema = {
     "type": "object",
     "required": ["input"],
@@ -49,9 +103,31 @@ RESPONSE_REQUEST: Schema = {
             "description": "A text, or messages: what a response had as its `output` is one of them.",
             "anyOf": [
                 _TEXT,
-                {"type": "array", "items": _MESSAGE, "minItems": 1, "maxItems": MAX_MESSAGES},
+                {
+                    "type": "array",
+                    "items": {"anyOf": [_MESSAGE, _CALL, _RESULT, _THOUGHT]},
+                    "minItems": 1,
+                    "maxItems": MAX_MESSAGES,
+                },
             ],
         },
+        "tools": {"type": ["array", "null"], "maxItems": MAX_TOOLS, "items": _TOOL},
+        "tool_choice": {
+            "anyOf": [
+                {"type": "null"},
+                {"type": "string", "enum": ["none", "auto", "required"]},
+                {
+                    "type": "object",
+                    "required": ["type", "name"],
+                    "properties": {
+                        "type": {"type": "string", "enum": ["function"]},
+                        "name": {"type": "string", "maxLength": 64},
+                    },
+                },
+            ]
+        },
+        "parallel_tool_calls": _CHAT["parallel_tool_calls"],
+        "text": {"type": ["object", "null"], "properties": {"format": _FORMAT}},
         "instructions": {
             "type": ["string", "null"],
             "maxLength": MAX_PROMPT_CHARS,
@@ -78,7 +154,10 @@ RESPONSE_REQUEST: Schema = {
             "type": ["boolean", "null"],
             "description": "Nothing is stored, as if it were false; true is refused.",
         },
-        **{name: _CHAT[name] for name in ("temperature", "top_p", "stream", "user")},
+        **{
+            name: _CHAT[name]
+            for name in ("temperature", "top_p", "stream", "user", "enable_thinking")
+        },
     },
 }
 """The body of `/v1/responses`."""

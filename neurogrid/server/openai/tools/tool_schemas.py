@@ -6,7 +6,14 @@ from typing import Final
 
 from neurogrid.server.schema_check import Schema
 
-__all__ = ["FORMAT_FIELDS", "MAX_CALLS", "TOOL_FIELDS", "TOOL_MESSAGE_FIELDS"]
+__all__ = [
+    "FORMAT_FIELDS",
+    "MAX_ARGUMENTS_CHARS",
+    "MAX_CALLS",
+    "MAX_TOOLS",
+    "TOOL_FIELDS",
+    "TOOL_MESSAGE_FIELDS",
+]
 
 MAX_TOOLS: Final = 128
 # Of earlier calls in one message.
