@@ -17,6 +17,7 @@ import trio
 from neurogrid.assembly.coordinator_settings import CoordinatorSettings
 from neurogrid.assembly.planned_fleet import open_plan
 from neurogrid.assembly.verification import make_verification, require_room
+from neurogrid.errors import ConfigurationError
 from neurogrid.fleet.placing.memory_watch import watch_workers
 from neurogrid.inference.board.progress import Progress, ProgressTee
 from neurogrid.inference.board.status_board import StatusBoard
@@ -63,6 +64,7 @@ async def open_coordinator(
         model, fleet, protocol = planned.model, planned.fleet, planned.protocol
         if settings.verify:
             require_room(model)
+        speculation = await _open_speculation(settings, model, stack, progress)
         await fleet.start()
         nursery = await stack.enter_async_context(trio.open_nursery())
         nursery.start_soon(fleet.mend)

@@ -170,6 +170,7 @@ HOUSE = (
     service("worker", BELOW_FLEET),
     service("inference.pipeline", BELOW_INFERENCE),
     service("inference.board", BELOW_INFERENCE),
+    service("inference.speculation", BELOW_INFERENCE),
     service("inference.verification", BELOW_INFERENCE),
     service("inference.generation", BELOW_INFERENCE),
     # A worker's side, which the coordinator's does not import.

@@ -95,6 +95,10 @@ def cluster(**changed: Any) -> ClusterStatus:
         tokens_per_second=42.34,
         tokens_history=(1.0, 2.0, 4.0),
         requests=(),
+        speculation="off",
+        num_proposed=0,
+        num_accepted=0,
+        tokens_per_pass=None,
         failures=(),
         events=tuple(Event(i, 1000.0, *event) for i, event in enumerate(told, 1)),
     )

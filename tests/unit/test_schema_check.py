@@ -56,9 +56,9 @@ def test_the_verdict_is_that_of_a_whole_validator(body: dict[str, object]) -> No
         ({"messages": []}, "messages", "has to have 1 items or more, and has 0"),
         ({"messages": [{"role": "user"}]}, "messages[0].content", "is missing"),
         (
-            {"messages": [{"role": "tool", "content": "x"}]},
+            {"messages": [{"role": "critic", "content": "x"}]},
             "messages[0].role",
-            "has to be one of 'system', 'developer', 'user', 'assistant', and is 'tool'",
+            "has to be one of 'system', 'developer', 'user', 'assistant', 'tool', and is 'critic'",
         ),
         (
             {"messages": [{"role": "user", "content": 5}]},

@@ -396,7 +396,7 @@ def test_check_says_what_a_witnessed_run_takes(tmp_path: Path) -> None:
         in done.stdout
     )
     # A thousandth of gradients of 14.6 MB, to and from four others.
-    assert "# bytes        46.3 kB sent and 46.3 kB received by a member in a round" in done.stdout
+    assert "# bytes        46.7 kB sent and 46.7 kB received by a member in a round" in done.stdout
     assert parse_run_file(done.stdout) == parse_run_file(run)
 
 

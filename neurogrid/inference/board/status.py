@@ -71,6 +71,9 @@ class ClusterStatus(FleetStatus):
         tokens_per_second: over the last seconds.
         tokens_history: tokens a second in each of the last seconds, oldest first.
         requests: generations that are not over, and the last that are; oldest first.
+        speculation: what tokens are proposed by, or why none are, in words.
+        num_proposed, num_accepted: tokens that were proposed in all, and those of them that were what the model chose.
+        tokens_per_pass: new tokens for each pass that gave some; None before the first.
         verification: of their steps.
     """
 
@@ -82,6 +85,10 @@ class ClusterStatus(FleetStatus):
     tokens_per_second: float
     tokens_history: tuple[float, ...]
     requests: tuple[GenerationStatus, ...]
+    speculation: str
+    num_proposed: int
+    num_accepted: int
+    tokens_per_pass: float | None
     verification: VerificationStatus = VerificationStatus()
 
     def to_json(self) -> dict[str, Json]:

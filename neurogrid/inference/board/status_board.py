@@ -118,5 +118,9 @@ class StatusBoard(FleetBoard, Progress):
             tokens_per_second=generations.tokens_per_second(now),
             tokens_history=generations.history(now),
             requests=generations.shown(),
+            speculation=generations.speculation,
+            num_proposed=generations.num_proposed,
+            num_accepted=generations.num_accepted,
+            tokens_per_pass=generations.tokens_per_pass,
             verification=self._verified,
         )

@@ -41,6 +41,7 @@ from neurogrid.inference.generation.text_generation import TextGeneration
 from neurogrid.inference.generation.token_session import TokenSession
 from neurogrid.inference.pipeline.routing import Routing
 from neurogrid.inference.pipeline.selection import Selector
+from neurogrid.inference.speculation.speculation import Proposer, Speculation
 from neurogrid.inference.verification.verifier import Recording, Verification
 from neurogrid.model.adapters import AdapterSource
 from neurogrid.model.grammars import Grammar
@@ -183,6 +184,8 @@ class Coordinator(TextGeneration):
         num_logprobs: int | None = None,
         ignore_eos: bool = False,
         adapter: str | None = None,
+        grammar: Grammar | None = None,
+        reader: PromptReader | None = None,
         speculate: bool = True,
     ) -> AsyncGenerator[GeneratedToken, None]:
         """Yield new tokens, at most `max_tokens`; the last of them says why nothing follows.
@@ -199,6 +202,9 @@ class Coordinator(TextGeneration):
             num_logprobs: give the log probability of each token, and of so many of the likeliest; None for neither.
             ignore_eos: an end-of-sequence token is one like others.
             adapter: the name of one of `adapters`, with which they are computed; None for the model alone.
+            grammar: what all tokens together have to be; one that ends the sequence comes only where it is complete.
+                Compiled by `model.grammars`; None for anything.
+            reader: is shown all of the prompt before the first token, so that nothing of it is reused. None for nobody.
             speculate: propose tokens, as the coordinator was set to; False for none. They are the same tokens.
 
         Raises:
@@ -250,7 +256,12 @@ class Coordinator(TextGeneration):
             key = source.key if source is not None else b""
             recording = self.verification.recording(source) if self.verification else None
             accepts = recording.may_begin_with if recording is not None else any_session
-            async with self._kept.begin(token_ids, max_length, key, accepts=accepts) as beginning:
+            begins = (
+                self._kept.begin(token_ids, max_length, key, accepts=accepts)
+                if reader is None
+                else self._kept.begin_alone(max_length, key)
+            )
+            async with begins as beginning, self._proposing(token_ids, speculate) as proposer:
                 self._progress.generation_opened(number)
                 while len(tokens) < max_length:
                     # A model whose caches hold only below some length starts over there, by one prefill.
@@ -261,6 +272,8 @@ class Coordinator(TextGeneration):
                     async with self._open_session(
                         beginning, stop, number, source, recording
                     ) as session:
+                        if reader is not None and len(tokens) == len(token_ids):
+                            session.read_prompt(reader)
                         while len(tokens) < stop:
                             proposed: Sequence[int] = ()
                             if proposer is not None and len(new_tokens) == 1:
@@ -405,7 +418,7 @@ class Coordinator(TextGeneration):
         max_length: int,
         number: int,
         adapter: AdapterSource | None,
-        recording: Recording | None,
+        recording: Recording | None = None,
     ) -> TokenSession:
         return TokenSession(
             self._ends,
@@ -420,6 +433,8 @@ class Coordinator(TextGeneration):
             replays=self.model.replays,
             max_piece=self.model.max_piece,
             adapter=adapter,
+            speculates=self._speculation is not None,
+            needs_same_bits=self._speculation is not None and self._speculation.needs_same_bits,
             recording=recording,
             on_failed=partial(self._progress.step_failed, number),
             on_rerouted=partial(self._progress.generation_rerouted, number),

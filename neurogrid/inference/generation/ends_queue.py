@@ -87,8 +87,12 @@ class _Reading:
         return False
 
 
-# Of a choice: one, or one for each token that was proposed and chosen, and one more; and the embedding of the last.
-_Result: TypeAlias = torch.Tensor | tuple[Sequence[Chosen[Any]], torch.Tensor | None]
+_Job: TypeAlias = _Embedding | _Choice | _Reading
+
+
+# Of a choice: one, or one for each token that was proposed and chosen, and one more; and the embedding of the last. Of
+# a reading: nothing.
+_Result: TypeAlias = torch.Tensor | tuple[Sequence[Chosen[Any]], torch.Tensor | None] | bool
 
 
 class EndsQueue:
@@ -194,6 +198,18 @@ class EndsQueue:
             result = await self.batcher.submit(job)
         assert isinstance(result, tuple)
         return result
+
+    async def read(self, hidden_BTD: torch.Tensor, *, position: int, reader: PromptReader) -> None:
+        """Show a reader what left the last layer for tokens of its prompt, piece by piece: others go between them.
+
+        Args:
+            position: of the first token of `hidden_BTD`.
+        """
+        num_tokens = hidden_BTD.shape[1]
+        for start in range(0, num_tokens, reader.max_tokens):
+            piece_BTD = hidden_BTD[:, start : start + reader.max_tokens]
+            with span("inference.read"):
+                await self.batcher.submit(_Reading(piece_BTD, position + start, reader))
 
     def go_alone(self, session: Hashable) -> None:
         """Have no others wait for a session, which goes through the stages by itself this time."""

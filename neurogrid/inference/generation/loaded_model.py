@@ -155,6 +155,17 @@ class LoadedModel(ModelSource):
         return self.checkpoint.open_tokenizer()
 
     @cached_property
+    def grammars(self) -> GrammarCompiler:
+        """What compiles grammars for this model's tokens.
+
+        Raises:
+            CheckpointError: the model directory has no tokenizer.
+        """
+        return GrammarCompiler(
+            self.tokenizer, vocab_size=self.ends.vocab_size, end_token_ids=self.eos_token_ids
+        )
+
+    @cached_property
     def pooling(self) -> Pooling:
         """How its hidden states become an embedding.
 

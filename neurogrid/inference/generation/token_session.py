@@ -65,6 +65,8 @@ class TokenSession:
         max_piece: the most tokens that are sent in one piece; None where a session that has begun takes no several, as
             the model's check found, so that they cannot be cut.
         adapter: what is added to the layers; None for nothing.
+        speculates: tokens are going to be proposed, so that it has to be able to go back.
+        needs_same_bits: they are not, where a token may get other bits beside others.
         recording: where it is drawn to be verified; None where not.
         on_failed: told of each step that a member failed.
         on_rerouted: told when others have taken over from a member that failed: why, and after how many seconds.
@@ -88,6 +90,8 @@ class TokenSession:
         replays: bool,
         max_piece: int | None,
         adapter: AdapterSource | None = None,
+        speculates: bool = False,
+        needs_same_bits: bool = False,
         recording: Recording | None = None,
         on_failed: Callable[[NoRouteError], None] = lambda error: None,
         on_rerouted: Callable[[str, float], None] = lambda reason, seconds: None,
@@ -103,6 +107,8 @@ class TokenSession:
         self._replays = replays
         self._max_piece = max_piece
         self._adapter = adapter
+        self._speculates = speculates
+        self._needs_same_bits = needs_same_bits
         self._recording = recording
         self._on_failed = on_failed
         self._on_rerouted = on_rerouted

@@ -93,7 +93,12 @@ class PipelineSession(trio.abc.AsyncResource):
         assert length <= self.length
         self.length = length
 
-    async def prefill(self, chunks: Sequence[Bounds], make_hidden: MakeHidden) -> torch.Tensor:
+    async def prefill(
+        self,
+        chunks: Sequence[Bounds],
+        make_hidden: MakeHidden,
+        take_hidden: TakeHidden | None = None,
+    ) -> torch.Tensor:
         """Extend the session by chunks, all stages at work; returns what leaves the last layer for the last one.
 
         Args, raises: see `prefill.Prefill`.

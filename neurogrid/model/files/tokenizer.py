@@ -134,13 +134,12 @@ class Tokenizer:
         """Whether the checkpoint says how a conversation becomes a text."""
         return bool(self._backend.chat_template)
 
-    @property
-    def chat_template(self) -> str:
-        """The template of conversations, in Jinja; empty where there is none."""
-        return self._backend.get_chat_template() if self.has_chat_template else ""
+    def chat_template_text(self, *, tools: bool = False) -> str:
+        """The text of the chat template; empty where there is none.
 
-    def template_names(self, name: str) -> bool:
-        """Whether the text of the chat template has `name` in it: a variable that it does not name changes nothing."""
+        Args:
+            tools: of the one for conversations with tools, where a checkpoint has one of its own for them.
+        """
         if not self.has_chat_template:
             return ""
         return str(self._backend.get_chat_template(tools=[] if tools else None))

@@ -60,7 +60,7 @@ def shown(coordinator: Coordinator, name: str) -> dict[str, object]:
             for key, value in sorted(model.checkpoint.generation_config.items())
             if key in ("temperature", "top_k", "top_p", "min_p") and value is not None
         ),
-        "template": model.tokenizer.chat_template,
+        "template": model.tokenizer.chat_template_text(),
         "details": _details(model, parent),
         "model_info": {
             "general.architecture": family,

@@ -233,6 +233,7 @@ class Answer:
             min_tokens=choice.sampling.min_tokens,
             kept={token_id: mark for token_id, mark in ids if token_id is not None},
         )
+        message_reader = MessageReader(form) if form is not None else None
         echo, num_logprobs = choice.echo, self._request.num_logprobs
         reader: PromptLogprobs | None = None
         if choice.tells_prompt:
@@ -253,12 +254,15 @@ class Answer:
             num_logprobs=num_logprobs,
             ignore_eos=self._request.ignore_eos,
             adapter=self._request.adapter,
+            grammar=self._request.grammar,
             reader=reader,
         )
         is_first = True
         async with aclosing(generating) as tokens:
             async for token in tokens:
                 piece = writer.push(token)
+                if message_reader is not None:
+                    piece = message_reader.push(piece)
                 self._usage.token_came()
                 if is_first:
                     self._usage.reused(choice.prompt, token.num_reused)

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 
 from neurogrid.server.errors import APIError
 from neurogrid.server.openai.answer import SERVER_SENT, Usage
-from neurogrid.server.openai.answer_writer import Piece, WrittenToken
+from neurogrid.server.openai.answer_writer import CallPiece, Piece, WrittenToken
 
 __all__ = ["ChatShape", "CompletionShape", "dump"]
 

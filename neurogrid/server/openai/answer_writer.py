@@ -11,10 +11,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from neurogrid.inference.generation.sampling import FinishReason, GeneratedToken, Logprobs
+from neurogrid.inference.generation.sampling import GeneratedToken, Logprobs
 from neurogrid.model.files.tokenizer import Tokenizer
 
-__all__ = ["AnswerWriter", "Piece", "WrittenToken", "held_back", "written_prompt"]
+__all__ = [
+    "AnswerWriter",
+    "CallPiece",
+    "FinishReason",
+    "Piece",
+    "WrittenToken",
+    "held_back",
+    "written_prompt",
+]
+
+FinishReason = Literal["stop", "length", "tool_calls"]
 
 # Tokens before one that decide what it decodes to: those of a character that is not complete, and one more.
 CONTEXT_TOKENS = 4

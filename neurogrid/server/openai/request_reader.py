@@ -116,6 +116,8 @@ class CompletionRequest:
     stream: bool
     include_usage: bool
     adapter: str | None = None
+    grammar: Grammar | None = None
+    form: MessageForm | None = None
     num_each: int = 1
     num_kept: int | None = None
 
@@ -154,7 +156,21 @@ async def read_chat(
     refuse_messages(body.get("messages"))
     check(body, CHAT_REQUEST)
     adapter = read_model_name(model, adapters, body.get("model"))
-    prompt = await chat_prompt(body, model)
+    tools = read_tools(body, model.tokenizer)
+    text, prompt = await _conversation(body, model, tools.told)
+    template = model.tokenizer.chat_template_text(tools=tools.told is not None)
+    form = MessageForm(
+        call_format=tools.call_format,
+        tools=tools.parameters,
+        thinking=thinking_of(template, text),
+        max_calls=tools.max_calls,
+        is_forced=tools.is_named,
+    )
+    grammar = None
+    wanted = answer_grammar(body, tools, form.thinking, model.tokenizer)
+    if wanted is not None:
+        _refuse_beside_grammar(body)
+        grammar = await _compiled(model, *wanted)
     num_logprobs = None
     if body.get("logprobs"):
         num_logprobs = int(body.get("top_logprobs") or 0)
@@ -162,7 +178,8 @@ async def read_chat(
         raise _impossible("top_logprobs needs logprobs to be true", "top_logprobs")
     max_tokens = body.get("max_completion_tokens") or body.get("max_tokens")
     request = _request(body, model, [prompt], [""], "messages", max_tokens, num_logprobs)
-    return replace(request, adapter=adapter)
+    reads = form.call_format is not None or form.thinking is not None
+    return replace(request, adapter=adapter, grammar=grammar, form=form if reads else None)
 
 
 async def chat_prompt(body: Mapping[str, Any], model: LoadedModel) -> list[int]:
@@ -174,12 +191,19 @@ async def chat_prompt(body: Mapping[str, Any], model: LoadedModel) -> list[int]:
     Raises:
         APIError: 400 or 422, with the field; 503, others hold the template.
     """
-    encode = partial(
-        model.tokenizer.encode_chat,
-        [_message(message) for message in body["messages"]],
-        ending=read_ending(body),
-        variables=read_variables(body, model.tokenizer),
-    )
+    _, prompt = await _conversation(body, model, None)
+    return prompt
+
+
+async def _conversation(
+    body: Mapping[str, Any], model: LoadedModel, tools: Sequence[Mapping[str, Any]] | None
+) -> tuple[str, list[int]]:
+    """A conversation as its template writes it, and the tokens of that; `tools` are told to the template."""
+    variables = read_variables(body, model.tokenizer)
+    if tools is not None:
+        variables["tools"] = tools
+    messages = read_messages(body["messages"], model.tokenizer)
+    rendered = partial(_rendered, model.tokenizer, messages, read_ending(body), variables)
     run_sync: Any = trio.to_thread.run_sync  # its stubs lack `abandon_on_cancel`
     text: str | None = None
     prompt: list[int] = []
@@ -192,7 +216,7 @@ async def chat_prompt(body: Mapping[str, Any], model: LoadedModel) -> list[int]:
         raise APIError(400, str(exc), param="messages", code="chat_template") from exc
     if text is None:
         raise _busy("too many conversations wait for the model's chat template")
-    return prompt
+    return text, prompt
 
 
 async def read_completion(
