@@ -43,7 +43,11 @@ POSTED_TOO = (
     "/api/show",
 )
 # How errors of Ollama's API begin that have such a code elsewhere.
-REFUSED_WORDS = ("the prompt has", "sessions have at most", "system cannot be told", "the model's")
+REFUSED_WORDS = (
+    *("the prompt has", "sessions have at most", "system cannot be told", "the model's"),
+    *(f"{name} supported by this model" for name in ("tools are not", "enable_thinking is not")),
+    "reasoning_effort is not supported by this model",
+)
 
 
 @pytest.fixture(scope="module")

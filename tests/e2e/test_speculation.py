@@ -234,7 +234,8 @@ def test_a_draft_model_writes_ahead(workers: list[WorkerProcess]) -> None:
                     assert told(await generate(coordinator, prompt, **how)) == expected
             status = coordinator.status()
             assert "as a draft" in status.speculation
-            assert status.num_accepted > status.num_tokens / 4
+            # How often it is asked depends on what a pass costs.
+            assert status.num_accepted > status.num_tokens / 10
 
     run(main)
 

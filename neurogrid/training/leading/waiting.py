@@ -24,12 +24,14 @@ async def watch_members(
     refusals: Callable[[], Sequence[str]] = tuple,
     *,
     wait: float,
+    num_here: Callable[[], int] | None = None,
 ) -> None:
     """Say how many members the run waits for, whenever it has too few, until the run is about to end.
 
     Args:
         refusals: gives why those that are here take no part, a line for each.
         wait: seconds, at most, that it waits each time.
+        num_here: gives how many members there are; None for those that have seats.
 
     Raises:
         NoRouteError: there were too few for so long.
@@ -37,7 +39,7 @@ async def watch_members(
     state, wanted = machine.state, machine.rules.min_members
     since, said = trio.current_time(), -1
     while state.phase in (Phase.WAITING, Phase.TRAINING):
-        count = len(state.occupied())
+        count = len(state.occupied()) if num_here is None else num_here()
         if count >= wanted:
             since, said = trio.current_time(), -1
         elif trio.current_time() - since >= wait:

@@ -148,7 +148,7 @@ def test_who_cheats_in_the_last_round_is_found_and_so_is_who_covers_for_it(tmp_p
 def test_who_says_two_things_is_ejected(tmp_path: Path) -> None:
     """Two claims of one result, or two results of one round: either is signed twice, and needs no judging."""
     run_file = (
-        AUDITED + "rounds = 30\n[checks]\naudit = 1.0\n[stop]\nrounds = 60\n[members]\nmin = 2\n"
+        AUDITED + "rounds = 30\n[checks]\naudit = 1.0\n[stop]\nrounds = 600\n[members]\nmin = 2\n"
     )
     with open_run(tmp_path, free_port(), run_file) as run:
         begin(run, "ab", ("twofold",), ("whisperer",))

@@ -121,7 +121,7 @@ RESPONSE_REQUEST: Schema = {
                     "required": ["type", "name"],
                     "properties": {
                         "type": {"type": "string", "enum": ["function"]},
-                        "name": {"type": "string", "maxLength": 64},
+                        "name": _FUNCTION["properties"]["name"],
                     },
                 },
             ]

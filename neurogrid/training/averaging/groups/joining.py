@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 _MAX_REDIRECTS: Final = 8
 # Seconds for one answer. Who has none asks again, as the same process: a question or an answer may have been lost.
 _ANSWER_TIMEOUT: Final = 5.0
-# Seconds from asking one to asking the next, and how many may be asked at the same time.
+# Seconds from asking one to asking the next, and how many are asked at the same time.
 _APART: Final = 0.5
 _MAX_ATTEMPTS: Final = 32
 
@@ -42,29 +42,30 @@ async def join_group(
         PeerRefusedError: the group refuses this peer, for good.
     """
     found: list[tuple[str, Joined]] = []
-    limiter = trio.CapacityLimiter(_MAX_ATTEMPTS)
+    asking: set[str] = set()
     with unwrap_errors():
         async with trio.open_nursery() as nursery:
 
             async def ask(address: str) -> None:
-                async with limiter:
-                    try:
-                        found.append(await _ask_to_join(exchange, [address], request))
-                        nursery.cancel_scope.cancel()
-                    except PeerRefusedError as exc:
-                        if exc.code != ErrorCode.BUSY:
-                            raise
-                        logger.debug("no group yet: %s: %s", address, exc)
-                    except (TransportError, RemoteProtocolError) as exc:
-                        # While the members look for a leader they may name each other, or one that is gone.
-                        logger.debug("no group yet: %s: %s", address, exc)
+                try:
+                    found.append(await _ask_to_join(exchange, [address], request))
+                    nursery.cancel_scope.cancel()
+                except PeerRefusedError as exc:
+                    if exc.code != ErrorCode.BUSY:
+                        raise
+                    logger.debug("no group yet: %s: %s", address, exc)
+                except (TransportError, RemoteProtocolError) as exc:
+                    # While the members look for a leader they may name each other, or one that is gone.
+                    logger.debug("no group yet: %s: %s", address, exc)
+                finally:
+                    asking.discard(address)
 
             # Whoever was cut off a moment ago answers after many seconds, or never: the next one is asked meanwhile.
             for address in cycle(addresses):
-                nursery.start_soon(ask, address)
+                if address not in asking and len(asking) < _MAX_ATTEMPTS:
+                    asking.add(address)
+                    nursery.start_soon(ask, address)
                 await trio.sleep(_APART)
-                while not limiter.available_tokens:
-                    await trio.sleep(_APART)
     return found[0]
 
 

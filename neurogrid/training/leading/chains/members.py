@@ -110,6 +110,9 @@ class ChainMembers:
         exchange.on_message(RunMessage.STAGE_REPORT, self._on_stage_report)
         exchange.on_peer_opened(self._on_opened)
         exchange.on_peer_lost(self._on_lost)
+        # Where a leader is started again, workers may be back before it leads.
+        for peer_id, hello in exchange.opened_peers().items():
+            self._on_opened(peer_id, hello)
 
     def get(self, peer_id: str) -> ChainWorker:
         """A worker; one of which nothing is known, where it has never been here."""

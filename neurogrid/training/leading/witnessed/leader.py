@@ -268,6 +268,7 @@ class WitnessedLeader:
                         self._progress,
                         self._members.refusals,
                         wait=self._wait,
+                        num_here=self._num_here,
                     )
                 )
                 while not self._is_over:
@@ -275,6 +276,12 @@ class WitnessedLeader:
                 self._sources.end()
                 await self._say_goodbye()
                 nursery.cancel_scope.cancel()
+
+    def _num_here(self) -> int:
+        """Members of the epoch; between two of them, peers that wait for the next one and count."""
+        epoch = self._machine.epoch
+        waiting = [peer for peer, _ in epoch.pending if peer not in epoch.trials]
+        return len(self._machine.state.occupied()) or len(waiting)
 
     @property
     def _is_over(self) -> bool:
