@@ -370,7 +370,7 @@ async def test_a_slow_member_reduces_less_than_the_others() -> None:
                     for group in groups:
                         nursery.start_soon(average, group)
             speeds = [group._machine.status().bandwidth for group in groups]
-            assert min(speeds[:3]) > speeds[3] > 0
+            assert min(speeds[:3]) > 1.5 * speeds[3] > 0
             shares = _shares(
                 [group.peer_id for group in groups],
                 {group.peer_id: speed for group, speed in zip(groups, speeds, strict=True)},
