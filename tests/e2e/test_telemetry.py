@@ -58,6 +58,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
                 tmp_path_factory.mktemp("server"),
                 *peers,
                 *("--stages", "2", "--local-layers", "none"),
+                *("--speculate", "off"),  # a step for each token, which is what is counted
                 *telemetry,
             )
         )
