@@ -5,6 +5,8 @@ What it computes is its program's. It ends with its owner, and what it says on s
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import logging
 import os
 import subprocess
@@ -27,6 +29,8 @@ logger = logging.getLogger(__name__)
 
 STOP_TIMEOUT: Final = 5.0  # seconds
 MAX_LINE_BYTES: Final = 64 * 1024
+# That a pipe has room for, where the system lets it: a tensor of some 100 KiB comes in one piece then.
+_PIPE_BYTES: Final = 1024**2
 # Lines of what a process said that an error repeats, and characters of each.
 _NUM_LAST_WORDS: Final = 3
 _MAX_WORD_CHARS: Final = 300
@@ -55,7 +59,7 @@ class Child:
     ) -> None:
         self._what, self._module, self._nursery = what, module, nursery
         self._errors = {each.__name__: each for each in errors}
-        self._process: trio.Process | ForkedProcess | ForkedProcess | None = None
+        self._process: trio.Process | ForkedProcess | None = None
         self._words: deque[str] = deque(maxlen=_NUM_LAST_WORDS)
         self._said = trio.Event()  # all that the process had to say
 
@@ -87,6 +91,8 @@ class Child:
                 # Ctrl-C is for its owner, which ends it.
                 start_new_session=True,
             )
+        for pipe in (self._process.stdin, self._process.stdout):
+            _widen(pipe)
         self._nursery.start_soon(self._log_words, self._process, self._said)
 
     async def exchange(
@@ -179,18 +185,26 @@ def _environment(threads: int) -> dict[str, str]:
     return environment
 
 
-async def _receive(process: trio.Process | ForkedProcess) -> bytes:
+def _widen(pipe: object) -> None:
+    """Give a pipe more room, where the system can, and has not given its user too much already."""
+    assert isinstance(pipe, trio.lowlevel.FdStream)
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError):
+            fcntl.fcntl(pipe.fileno(), fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
+
+
+async def _receive(process: trio.Process | ForkedProcess) -> bytearray:
     """The bytes of the next frame."""
     length = parse_length(await _receive_bytes(process, LENGTH_BYTES))
     return await _receive_bytes(process, length)
 
 
-async def _receive_bytes(process: trio.Process | ForkedProcess, length: int) -> bytes:
+async def _receive_bytes(process: trio.Process | ForkedProcess, length: int) -> bytearray:
     assert process.stdout is not None
     received = bytearray()
     while len(received) < length:
-        data = await process.stdout.receive_some(min(length - len(received), 1024**2))
+        data = await process.stdout.receive_some(min(length - len(received), _PIPE_BYTES))
         if not data:
             raise EOFError
         received += data
-    return bytes(received)
+    return received

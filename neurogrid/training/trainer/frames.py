@@ -11,6 +11,8 @@ from typing import Any, Final
 
 import msgpack
 
+from neurogrid.p2p.wire.messages import Data
+
 __all__ = ["LENGTH_BYTES", "MAX_FRAME_BYTES", "pack", "parse_length", "unpack"]
 
 MAX_FRAME_BYTES: Final = 320 * 1024**2
@@ -32,7 +34,7 @@ def pack(told: Mapping[str, Any]) -> bytes:
     return _LENGTH.pack(len(data)) + data
 
 
-def parse_length(prefix: bytes) -> int:
+def parse_length(prefix: Data) -> int:
     """How many bytes follow the first `LENGTH_BYTES`.
 
     Raises:
@@ -44,7 +46,7 @@ def parse_length(prefix: bytes) -> int:
     return int(length)
 
 
-def unpack(data: bytes) -> dict[str, Any]:
+def unpack(data: Data) -> dict[str, Any]:
     """What a frame says.
 
     Raises:
