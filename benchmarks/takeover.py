@@ -202,7 +202,9 @@ class Fleet:
 
         self.wait(is_so, "they are not all there again")
         at = time.time()
-        self.wait(lambda: self.next_round(found[0][0], at), "no round with all")
+        # A deputy that was cut off may ask for a term as soon as it is back, and lead then.
+        self.wait(lambda: self.next_round(self.leader(), at), "no round with all")
+        self.wait(is_so, "they are not all there any more")
         return found[0]
 
     def next_round(self, name: str, at: float) -> float | None:
