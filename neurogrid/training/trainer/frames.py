@@ -11,8 +11,6 @@ from typing import Any, Final
 
 import msgpack
 
-from neurogrid.p2p.wire.messages import Data
-
 __all__ = ["LENGTH_BYTES", "MAX_FRAME_BYTES", "pack", "parse_length", "unpack"]
 
 MAX_FRAME_BYTES: Final = 320 * 1024**2
@@ -34,7 +32,7 @@ def pack(told: Mapping[str, Any]) -> bytes:
     return _LENGTH.pack(len(data)) + data
 
 
-def parse_length(prefix: Data) -> int:
+def parse_length(prefix: bytes | bytearray) -> int:
     """How many bytes follow the first `LENGTH_BYTES`.
 
     Raises:
@@ -46,7 +44,7 @@ def parse_length(prefix: Data) -> int:
     return int(length)
 
 
-def unpack(data: Data) -> dict[str, Any]:
+def unpack(data: bytes | bytearray) -> dict[str, Any]:
     """What a frame says.
 
     Raises:
