@@ -23,7 +23,7 @@ HEAD = """# Run files
 
 What `neurogrid train run.toml` is to do, in TOML; [training.md](../training.md) says how it is used. A key without a
 default is needed; `none` stands for a key that is left out. `neurogrid train check run.toml` prints the file with all
-defaults filled in. Paths are relative to where `neurogrid train` is started. Sizes: 16 KiB and 1,000 lines at most.
+defaults filled in. Paths begin at the folder that the file is in. Sizes: 16 KiB and 1,000 lines at most.
 
 By method, `[outer]` has other defaults: `diloco` has 1 fragment; `averaging` also `lr = 1.0` and `momentum = 0.0`;
 `data_parallel` also `every = 1` and `projected = false`. A preset fills in values before the file does; there is

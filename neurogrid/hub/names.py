@@ -56,12 +56,15 @@ def parse_name(text: str) -> ModelName | None:
     return ModelName(repository, revision, found[2] or "")
 
 
-def model_place(text: str) -> Path | ModelName:
+def model_place(text: str, folder: str = "") -> Path | ModelName:
     """The model that `text` says: what exists here, or is written as a path, is a path; a name is what is left.
 
     Text that is neither gives a path, of which whoever reads it says that there is nothing.
+
+    Args:
+        folder: that relative paths begin at.
     """
-    name = parse_name(text)
-    if name is None or os.path.lexists(text):
-        return Path(text)
+    name, path = parse_name(text), Path(folder) / text
+    if name is None or os.path.lexists(path):
+        return path
     return name

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from neurogrid.training.runs.run_directory import read_run_file
 from neurogrid.training.runs.run_file import RunFile, parse_run_file
 from neurogrid.training.runs.run_file.run_file import SECTIONS
 from neurogrid.training.runs.run_file.values import written
@@ -25,9 +26,9 @@ REFERENCE = ROOT / "docs" / "reference" / "run-file.md"
 
 @pytest.mark.parametrize("name", ["run", "mixture", "stages", "adapter", "replicas", "witnessed"])
 def test_the_examples_train_on_what_is_in_a_clone(name: str) -> None:
-    run = parse_run_file((ROOT / "examples" / f"{name}.toml").read_text())
+    run = read_run_file(ROOT / "examples" / f"{name}.toml")
     assert run.data.places
-    assert all((ROOT / place).is_dir() for place in run.data.places)
+    assert all(run.place(each).is_dir() for each in run.data.places)
     assert run.is_chain == (name not in ("run", "mixture", "witnessed"))
     assert run.is_witnessed == (name == "witnessed")
 

@@ -159,12 +159,12 @@ def test_what_a_model_is_named_by(tmp_path: Path) -> None:
         (
             "config.json",
             'mixture = [{ path = ".", weight = 1 }, { path = "no", weight = 2 }]',
-            '[data] mixture: path = "no": there is no such file or directory here',
+            '[data] mixture: path = "no": there is no such file or directory: no',
         ),
         (
             "config.json",
             'path = "empty"\ntokenizer = "empty"',
-            '[data] tokenizer = "empty": there is no directory here with a tokenizer.json in it',
+            '[data] tokenizer = "empty": there is no such file: empty/tokenizer.json',
         ),
     ],
 )

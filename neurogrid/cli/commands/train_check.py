@@ -171,7 +171,7 @@ def _prepared(run: RunFile, model: Path, numbers: ModelNumbers) -> tuple[RunFile
     """
     from neurogrid.training.leading.model_data import check_length, check_model
 
-    file = Path(run.data.path) / "manifest.json"
+    file = run.place(run.data.path) / "manifest.json"
     if not run.data.path or not file.is_file():
         if run.model.kind == "causal-lm":
             check_length(numbers, run.data.sequence_length)

@@ -43,12 +43,12 @@ async def model_of(run: RunFile, options: argparse.Namespace, screen: Screen) ->
     Raises:
         ConfigurationError: it cannot be had.
     """
-    place = place_of(run.model.config)
+    place = place_of(run.model.config, run.folder)
     if isinstance(place, ModelName):
         return await named_model(place, screen, is_offline=options.offline)
     if not place.exists():
         raise ConfigurationError(
-            f'[model] config = "{run.model.config}": there is no such directory or file here, and it is neither '
+            f'[model] config = "{run.model.config}": there is no such directory or file, {place}, and it is neither '
             f'"{EMBEDDED}" nor OWNER/NAME at a hub'
         )
     return place
@@ -69,21 +69,27 @@ def check_paths(run: RunFile, model: Path) -> None:
         )
     data = run.data
     for place in data.places:
-        if "://" not in place and not Path(place).exists():
+        if "://" not in place and not run.place(place).exists():
             key = "path" if data.path else "mixture: path"
             raise ConfigurationError(
-                f'[data] {key} = "{place}": there is no such file or directory here'
+                f'[data] {key} = "{place}": there is no such file or directory: {run.place(place)}'
             )
-    if data.tokenizer and not (Path(data.tokenizer) / "tokenizer.json").is_file():
-        raise ConfigurationError(
-            f'[data] tokenizer = "{data.tokenizer}": there is no directory here with a tokenizer.json in it'
-        )
+    if data.tokenizer:
+        file = run.place(data.tokenizer) / "tokenizer.json"
+        if not file.is_file():
+            raise ConfigurationError(
+                f'[data] tokenizer = "{data.tokenizer}": there is no such file: {file}'
+            )
 
 
-def place_of(config: str) -> Path | ModelName:
-    """What `config` of [model] says: a path, or a name at the hub."""
+def place_of(config: str, folder: str = "") -> Path | ModelName:
+    """What `config` of [model] says: a path, or a name at the hub.
+
+    Args:
+        folder: that relative paths begin at.
+    """
     if config == EMBEDDED:
         from neurogrid.model.embedded import embedded_model_path
 
         return embedded_model_path()
-    return model_place(config)
+    return model_place(config, folder)

@@ -65,7 +65,7 @@ async def data_of(
     Raises:
         ConfigurationError: there are none, or they cannot be read.
     """
-    sources, out = [Path(place) for place in run.data.places], directory.data
+    sources, out = [run.place(each) for each in run.data.places], directory.data
     if is_web_address(run.data.path):
         web = WebDirectory(run.data.path)
         if not (out / MANIFEST_NAME).is_file():
@@ -87,7 +87,7 @@ def _prepare(
     from neurogrid.training.data.preparing import find, prepare
 
     told = run.data
-    tokenizer = Path(told.tokenizer) if told.tokenizer else None
+    tokenizer = run.place(told.tokenizer) if told.tokenizer else None
     if tokenizer is None and model.is_dir() and (model / "tokenizer.json").is_file():
         tokenizer = model
     vocab_size = told.vocab_size

@@ -17,6 +17,7 @@ class RunFacts:
     Attributes:
         run_id: 16 bytes.
         run_file: of the run.
+        text: of the run file, as members get it.
         config: of the model, as JSON.
         manifest: the blob id of the data's manifest.
         num_parameters: that are trained.
@@ -25,6 +26,7 @@ class RunFacts:
 
     run_id: bytes
     run_file: RunFile
+    text: str
     config: str
     manifest: bytes
     num_parameters: int

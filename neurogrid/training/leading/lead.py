@@ -157,8 +157,7 @@ async def _lead(
             data = await first_data(run, directory, settings.model, progress)
         board.tokens_per_sample = data.manifest.tokens_per_sample
         rules = rules_of(run, data.manifest)
-        run_id = begin_journal(journal, run, data.manifest, identity)
-        directory.run_file.write_text(run.text(), encoding="utf-8")
+        run_id, run_text = begin_journal(journal, run, data.manifest, identity)
         # Of a deputy members have the weights, or it begins anew.
         checkpoint = latest_of(directory) if opened is None else None
         figures = RoundFigures(run, data.manifest.sequence_length)
@@ -257,6 +256,7 @@ async def _lead(
         facts = RunFacts(
             run_id,
             run,
+            run_text,
             json.dumps(config),
             store.manifest_info.blob_id,
             trainer.layout.num_elements,

@@ -639,7 +639,7 @@ class Leader:
             run=facts.run_id,
             lease=offer.lease,
             seat=seat,
-            run_file=facts.run_file.text(),
+            run_file=facts.text,
             config=facts.config,
             kind=facts.run_file.model.kind,
             manifest=facts.manifest,

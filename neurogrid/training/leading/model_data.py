@@ -33,7 +33,7 @@ async def first_data(
         ConfigurationError: the run cannot begin as it is.
     """
     if run.checkpoints.dir:
-        directory.place_checkpoints(Path(run.checkpoints.dir))
+        directory.place_checkpoints(run.place(run.checkpoints.dir))
     numbers = await trio.to_thread.run_sync(model_numbers, model, run.model.kind)
     needed, free = leader_bytes(run, numbers.num_parameters), free_memory()
     if needed > free:

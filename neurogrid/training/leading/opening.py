@@ -23,6 +23,7 @@ from neurogrid.training.leading.round_figures import RoundFigures
 from neurogrid.training.leading.settings import LeaderSettings
 from neurogrid.training.runs.entries import ResumedEntry, RoundEntry, RunEntry
 from neurogrid.training.runs.journal import Journal
+from neurogrid.training.runs.kept_run import kept_text, text_of_before
 from neurogrid.training.runs.machine import Rules
 from neurogrid.training.runs.run_directory import RunDirectory
 from neurogrid.training.runs.run_file import RunFile
@@ -127,17 +128,28 @@ async def _keep_connected(exchange: Exchange, addresses: Sequence[str]) -> None:
         await trio.sleep(1.0)
 
 
-def begin_journal(journal: Journal, run: RunFile, manifest: Manifest, identity: Identity) -> bytes:
-    """Write the beginning of a journal, or compare it; the id of the run."""
+def begin_journal(
+    journal: Journal, run: RunFile, manifest: Manifest, identity: Identity
+) -> tuple[bytes, str]:
+    """Write the beginning of a journal, and the run file beside it; or compare both.
+
+    Returns:
+        The id of the run, and its run file as members get it.
+
+    Raises:
+        ConfigurationError: the run was begun with other data or another run file.
+    """
     source = BytesSource(manifest.encode())
     blob_id = BlobInfo.of_digests(source.digests(), source.num_bytes).blob_id
-    digest = hashlib.sha256(run.text().encode()).digest()
+    directory = RunDirectory(journal.path.parent)
     if not journal.entries:
+        text = kept_text(run, directory)
+        directory.write_run(text)
         journal.append(
             RunEntry(
                 run=draw_run_id(),
                 leader=identity.peer_id,
-                run_file=digest,
+                run_file=hashlib.sha256(text.encode()).digest(),
                 manifest=blob_id,
                 slices=manifest.sizes,
                 seed=run.seed,
@@ -149,19 +161,19 @@ def begin_journal(journal: Journal, run: RunFile, manifest: Manifest, identity: 
         raise ConfigurationError(
             f"{journal.path}: the run was begun with other data: go on with those, or begin another run (--dir)"
         )
-    if entry.run_file != digest:
-        raise ConfigurationError(
-            f"{journal.path}: the run was begun with another run file, which lies beside it as run.toml: go on with "
-            f"that one. {further(RunDirectory(journal.path.parent))}"
-        )
-    return entry.run
+    try:
+        text = text_of_before(run, directory, entry.run_file)
+    except ConfigurationError as exc:
+        raise ConfigurationError(f"{journal.path}: {exc}. {further(directory)}") from exc
+    directory.write_run(text)
+    return entry.run, text
 
 
 def further(directory: RunDirectory) -> str:
     """What people do who want more of a run than its run file says."""
     return (
         "To train further or otherwise, begin another run (--dir) with "
-        f'[model] config = "{directory.checkpoints}/latest"'
+        f'[model] config = "{directory.checkpoints.absolute()}/latest"'
     )
 
 

@@ -35,7 +35,7 @@ from neurogrid.training.members.chain_stage import ChainStage, NeighbourLostErro
 from neurogrid.training.members.member_blobs import MemberBlobs
 from neurogrid.training.members.settings import MemberSettings
 from neurogrid.training.members.status import PartStatus
-from neurogrid.training.runs.run_file import RunFile, parse_run_file
+from neurogrid.training.runs.run_file import RunFile, parse_kept_run_file
 from neurogrid.training.stages.schedule import Progress
 from neurogrid.training.stages.stage_process import StageProcess, open_stage_process
 from neurogrid.training.stages.stage_settings import StageSettings
@@ -94,7 +94,7 @@ class ChainPart:
         self.leader = leader
         self._host, self._exchange, self._start = host, exchange, start
         self._blobs, self._settings, self._tell = blobs, settings, tell
-        self._run_file: RunFile = parse_run_file(start.run_file)
+        self._run_file: RunFile = parse_kept_run_file(start.run_file)
         self._is_dismissed = False
         self._order: StageOrder | None = None
         self._stage: ChainStage | None = None

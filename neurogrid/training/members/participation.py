@@ -57,7 +57,7 @@ from neurogrid.training.runs.common_steps import CommonSteps
 from neurogrid.training.runs.methods import weights_by
 from neurogrid.training.runs.outer_state import RunWeights
 from neurogrid.training.runs.round_trace import Timeline, after_round, round_trace
-from neurogrid.training.runs.run_file import RunFile, parse_run_file
+from neurogrid.training.runs.run_file import RunFile, parse_kept_run_file
 from neurogrid.training.runs.trainers import cut_batches, trainer_settings, work_seed
 from neurogrid.training.trainer import (
     BatchDone,
@@ -134,7 +134,7 @@ class Participation:
         self._keep, self._is_dismissed = keep, False
         self._host, self._start, self._blobs, self._settings = host, start, blobs, settings
         self._tell = tell
-        self._run_file: RunFile = parse_run_file(start.run_file)
+        self._run_file: RunFile = parse_kept_run_file(start.run_file)
         self._order: Order | None = None
         self._changed = RenewedEvent()
         self._totals = _Totals()

@@ -36,7 +36,7 @@ from neurogrid.training.members.settings import MemberSettings
 from neurogrid.training.members.status import PartStatus
 from neurogrid.training.members.witnessed import WitnessedPart
 from neurogrid.training.runs.resources import LEASE_SECONDS, LeaseTable, Need, Resources
-from neurogrid.training.runs.run_file import parse_run_file
+from neurogrid.training.runs.run_file import parse_kept_run_file
 from neurogrid.training.wire.runs import (
     Appoint,
     Ask,
@@ -215,7 +215,7 @@ class MemberService:
         self._part, self._obedience, self._scope = None, None, None
 
     def _make_part(self, leader: str, start: Start) -> Part:
-        tell, run = self._report_changed.set, parse_run_file(start.run_file)
+        tell, run = self._report_changed.set, parse_kept_run_file(start.run_file)
         if run.is_witnessed:
             return WitnessedPart(
                 self._host,

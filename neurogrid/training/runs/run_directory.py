@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
 from neurogrid.errors import ConfigurationError
-from neurogrid.training.runs.run_file import RunFile, parse_run_file
+from neurogrid.training.runs.run_file import RunFile, parse_kept_run_file, parse_run_file
 from neurogrid.training.runs.run_file.parsing import MAX_BYTES
 
 __all__ = ["Figures", "RunDirectory", "read_changes", "read_run_file"]
@@ -35,7 +35,7 @@ class RunDirectory:
 
     @property
     def run_file(self) -> Path:
-        """The run file, with every default filled in."""
+        """The run file, with every default filled in, as it was when the run began."""
         return self.path / "run.toml"
 
     @property
@@ -59,16 +59,15 @@ class RunDirectory:
         Raises:
             ConfigurationError: it cannot be written.
         """
-        draft = self.changes.with_suffix(f".{os.getpid()}.partial")
-        try:
-            with draft.open("w", encoding="utf-8") as stream:
-                stream.write(text)
-                stream.flush()
-                os.fsync(stream.fileno())
-            draft.replace(self.changes)
-        except OSError as exc:
-            draft.unlink(missing_ok=True)
-            raise ConfigurationError(f"{self.changes}: {exc.strerror or exc}") from exc
+        _write_whole(self.changes, text)
+
+    def write_run(self, text: str) -> None:
+        """Write the run file, whole or not at all.
+
+        Raises:
+            ConfigurationError: it cannot be written.
+        """
+        _write_whole(self.run_file, text)
 
     @property
     def metrics(self) -> Path:
@@ -167,7 +166,12 @@ class RunDirectory:
         """
         if not self.run_file.exists():
             raise ConfigurationError(f"{self.path} has no run in it: there is no {self.run_file}")
-        return read_run_file(self.run_file)
+        text = _read_text(self.run_file, "run file")
+        return self.placed(parse_kept_run_file(text, name=str(self.run_file)))
+
+    def placed(self, run: RunFile) -> RunFile:
+        """A run file whose relative places begin here."""
+        return replace(run, folder=str(self.path))
 
     def figures(self) -> list[Figures]:
         """The last lines of the metrics, the newest last; none where there are none yet.
@@ -198,13 +202,14 @@ class RunDirectory:
 
 
 def read_run_file(path: Path) -> RunFile:
-    """Read and check a run file.
+    """Read and check a run file. Relative places in it begin at its folder.
 
     Raises:
         RunFileError: it is wrong.
         ConfigurationError: it cannot be read.
     """
-    return parse_run_file(_read_text(path, "run file"), name=str(path))
+    run = parse_run_file(_read_text(path, "run file"), name=str(path))
+    return replace(run, folder=str(path.parent))
 
 
 def read_changes(path: Path) -> str:
@@ -214,6 +219,19 @@ def read_changes(path: Path) -> str:
         ConfigurationError: it cannot be read, or is no such text.
     """
     return _read_text(path, "file of changes") if path.exists() else ""
+
+
+def _write_whole(path: Path, text: str) -> None:
+    draft = path.with_suffix(f".{os.getpid()}.partial")
+    try:
+        with draft.open("w", encoding="utf-8") as stream:
+            stream.write(text)
+            stream.flush()
+            os.fsync(stream.fileno())
+        draft.replace(path)
+    except OSError as exc:
+        draft.unlink(missing_ok=True)
+        raise ConfigurationError(f"{path}: {exc.strerror or exc}") from exc
 
 
 def _read_text(path: Path, what: str) -> str:

@@ -32,7 +32,7 @@ class _Seat:
         self.number = number
         directory = RunDirectory(run)
         self.run_file = directory.read_run()
-        data = Path(self.run_file.data.path)
+        data = self.run_file.place(self.run_file.data.path)
         self.data = data if (data / "manifest.json").exists() else run / "data"
         self.manifest = Manifest.decode((self.data / "manifest.json").read_bytes())
         self.rules = rules_of(self.run_file, self.manifest)

@@ -96,8 +96,8 @@ class RunProcesses:
         """What the leader said."""
         return (self.directory / "leader.log").read_text()
 
-    def lead(self, *options: str) -> None:
-        """Start the leader."""
+    def lead(self, *options: str, run_file: str = "run.toml", cwd: Path | None = None) -> None:
+        """Start the leader, in the directory where nothing else is said."""
         log = (self.directory / "leader.log").open("a")
         self._logs.append(log)
         listen = f"/ip4/127.0.0.1/tcp/{self.port}"
@@ -106,20 +106,13 @@ class RunProcesses:
         self.leader = Popen(
             [
                 *TRAIN,
-                "run.toml",
-                "--dir",
-                "run",
-                "--listen",
-                listen,
-                "--wait",
-                "60",
-                *page,
-                *options,
+                *(run_file, "--dir", "run" if cwd is None else str(self.run)),
+                *("--listen", listen, "--wait", "60", *page, *options),
             ],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=log,
-            cwd=self.directory,
+            cwd=cwd or self.directory,
         )
 
     def join(self, name: str, *options: str, program: Sequence[str] = WORKER) -> None:

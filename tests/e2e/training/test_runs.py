@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -13,7 +14,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from neurogrid.training.data.manifest import Manifest
 from neurogrid.training.runs.entries import ResumedEntry, RunEntry
+from neurogrid.training.runs.kept_run import differing_keys
+from neurogrid.training.runs.run_directory import RunDirectory
 from neurogrid.training.runs.run_file import parse_run_file
+from tests.e2e.preloaded import DEADLINE
 from tests.e2e.training.recomputed import recompute
 from tests.e2e.training.run_processes import (
     CONFIG,
@@ -23,7 +27,9 @@ from tests.e2e.training.run_processes import (
     rounds_of,
     used_samples,
 )
+from tests.e2e.training.test_verify import signed
 from tests.ports import free_port
+from tests.unit.training.test_kept_run import NEWER, without
 
 
 def weights_of(checkpoint: Path) -> str:
@@ -37,8 +43,9 @@ def test_a_run_leaves_behind_what_it_says(tmp_path: Path) -> None:
         checkpoint = run.end()
     assert checkpoint == tmp_path / "run" / "checkpoints" / "step-96"
     assert (run.run / "checkpoints" / "latest").resolve() == checkpoint.resolve()
-    stored = (run.run / "run.toml").read_text()
-    assert parse_run_file(stored) == parse_run_file(run_file)
+    kept = RunDirectory(run.run).read_run()
+    assert list(differing_keys(kept, replace(parse_run_file(run_file), folder=str(tmp_path)))) == []
+    assert (kept.model.config, kept.data.path) == ("../model.json", "../text.txt")
     figures = run.figures()
     assert [line["round"] for line in figures] == list(range(1, len(figures) + 1))
     for line in figures:
@@ -78,6 +85,50 @@ def test_a_resumed_run_has_the_bits_of_one_that_was_not_stopped(tmp_path: Path) 
         checkpoint = run.end()
     assert weights_of(checkpoint) == wanted
     assert [entry.round for entry in rounds_of(stopped / "run")] == list(range(1, 16))
+
+
+def test_a_run_goes_on_from_any_folder_and_after_versions(tmp_path: Path) -> None:
+    """By the file that it keeps, from elsewhere; then as if a version had begun it that had fewer keys."""
+    run_file = RUN_FILE + "[stop]\nepochs = 2\n[outer]\nevery = 8\n[checkpoints]\nevery = 2\n"
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    with open_run(tmp_path, free_port(), run_file) as run:
+        run.lead("--local-workers", "1", run_file="../run.toml", cwd=elsewhere)
+        run.wait_round(2)
+        run.kill()
+        kept = run.run / "run.toml"
+        run.lead("--local-workers", "1", "--resume", run_file=str(kept), cwd=elsewhere)
+        run.wait_round(run.rounds() + 2)
+        run.kill()
+        text = without(parse_run_file(run_file).text(), *NEWER)
+        begin_as_before(run.run, text)
+        (tmp_path / "run.toml").write_text(f"{run_file}[checks]\nauditors = 2\n")
+        run.lead("--local-workers", "1", "--resume")
+        assert run.leader is not None
+        assert run.leader.wait(DEADLINE) == 1
+        assert "[checks] auditors was 1 and is 2. Go on with that one" in run.log
+        assert run.leader.stdout is not None
+        run.leader.stdout.close()
+        (tmp_path / "run.toml").write_text(run_file)
+        run.lead("--local-workers", "1", "--resume")
+        run.end()
+    assert kept.read_text() == text
+    assert set(used_samples(run.run).values()) == {2}
+
+
+def begin_as_before(run: Path, text: str) -> None:
+    """Have a run begin with another text of its run file, by its journal."""
+    (run / "run.toml").write_text(text)
+    lines: list[bytes] = []
+    for line in (run / "journal").read_bytes().splitlines():
+        said = json.loads(line)
+        del said["signature"]
+        if lines:
+            said["before"] = hashlib.sha256(lines[-1]).hexdigest()
+        else:
+            said["entry"]["run_file"] = hashlib.sha256(text.encode()).hexdigest()
+        lines.append(signed(run, said))
+    (run / "journal").write_bytes(b"".join(line + b"\n" for line in lines))
 
 
 def test_a_run_survives_its_members_and_its_leader(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from neurogrid.training.data.manifest import Manifest, SliceInfo
 from neurogrid.training.data.preparing import prepare
 from neurogrid.training.data.preparing.mixing import mixed_sizes
 from neurogrid.training.data.slices import open_slice, read_manifest, slice_path
-from neurogrid.training.runs.run_file import parse_run_file
+from neurogrid.training.runs.run_directory import read_run_file
 
 ROOT = Path(__file__).parents[3]
 
@@ -225,9 +225,10 @@ def test_data_directories_text_and_ids_are_mixed(tmp_path: Path) -> None:
 
 def test_the_example_is_mixed(tmp_path: Path) -> None:
     """With the tokenizer of the model that it names."""
-    data = parse_run_file((ROOT / "examples" / "mixture.toml").read_text()).data
+    run = read_run_file(ROOT / "examples" / "mixture.toml")
+    data = run.data
     manifest = prepare(
-        [ROOT / place for place in data.places],
+        [run.place(each) for each in data.places],
         tmp_path / "data",
         tokenizer=embedded_model_path(),
         weights=[part.weight for part in data.mixture],

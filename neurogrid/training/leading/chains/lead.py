@@ -91,8 +91,7 @@ async def lead_chain(settings: LeaderSettings, progress: LeaderProgress, board: 
         board.tokens_per_sample = data.manifest.tokens_per_sample
         rules_for = partial(_rules_for, manifest=data.manifest)
         rules = rules_for(run)
-        run_id = begin_journal(journal, run, data.manifest, identity)
-        directory.run_file.write_text(run.text(), encoding="utf-8")
+        run_id, run_text = begin_journal(journal, run, data.manifest, identity)
         checkpoint = latest_of(directory)
         figures = RoundFigures(rounds, data.manifest.sequence_length)
         offered = OfferedFiles()
@@ -166,6 +165,7 @@ async def lead_chain(settings: LeaderSettings, progress: LeaderProgress, board: 
             RunFacts(
                 run_id,
                 run,
+                run_text,
                 json.dumps(config),
                 store.manifest_info.blob_id,
                 weights.num_elements,

@@ -343,7 +343,7 @@ class ChainMembers:
                 run=facts.run_id,
                 lease=offer.lease,
                 seat=worker.number,
-                run_file=facts.run_file.text(),
+                run_file=facts.text,
                 config=facts.config,
                 kind=facts.run_file.model.kind,
                 manifest=facts.manifest,

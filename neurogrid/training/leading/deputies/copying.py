@@ -217,7 +217,7 @@ class Copying:
         facts = self._facts
         answer = Followed(
             run=facts.run_id,
-            run_file=facts.run_file.text(),
+            run_file=facts.text,
             config=facts.config,
             manifest=facts.manifest,
             term=self.term,

@@ -52,7 +52,7 @@ from neurogrid.training.leading.settings import DeputySettings, LeaderProgress, 
 from neurogrid.training.runs.entries import LedEntry
 from neurogrid.training.runs.journal import Journal, JournalCopy, JournalError, Recorded
 from neurogrid.training.runs.run_directory import RunDirectory
-from neurogrid.training.runs.run_file import RunFile, parse_run_file
+from neurogrid.training.runs.run_file import RunFile, parse_kept_run_file
 from neurogrid.training.runs.state import Occupant
 from neurogrid.training.runs.terms import (
     Candidate,
@@ -431,12 +431,12 @@ class _Deputy:
     # What it takes to lead
 
     def _take_over_facts(self, followed: Followed) -> RunFile:
-        run = parse_run_file(followed.run_file)
+        run = self._directory.placed(parse_kept_run_file(followed.run_file))
         if run.is_chain:
             raise ConfigurationError(
                 "a run in stages has no deputy: its leader is to be started again"
             )
-        self._directory.run_file.write_text(run.text(), encoding="utf-8")
+        self._directory.write_run(followed.run_file)
         (self._directory.path / _MODEL).write_text(followed.config, encoding="utf-8")
         return run
 

@@ -97,8 +97,7 @@ async def _lead(settings: LeaderSettings, progress: LeaderProgress, board: RunBo
         data = await prepare(run, directory, settings.model, progress)
         board.tokens_per_sample = data.manifest.tokens_per_sample
         rules = rules_of(run, data.manifest)
-        run_id = begin_journal(journal, run, data.manifest, identity)
-        directory.run_file.write_text(run.text(), encoding="utf-8")
+        run_id, run_text = begin_journal(journal, run, data.manifest, identity)
         checkpoint = latest_of(directory)
         resume_at = int(checkpoint.state["round"]) if checkpoint is not None else 0
         figures = RoundFigures(run, data.manifest.sequence_length)
@@ -186,6 +185,7 @@ async def _lead(settings: LeaderSettings, progress: LeaderProgress, board: RunBo
             RunFacts(
                 run_id,
                 run,
+                run_text,
                 json.dumps(config),
                 store.manifest_info.blob_id,
                 num_parameters,

@@ -52,7 +52,7 @@ from neurogrid.training.members.witnessed.round_exchange import ResultMissingErr
 from neurogrid.training.members.witnessed.samples import RoundSamples
 from neurogrid.training.optimizers.distro import Coefficients
 from neurogrid.training.runs.inner_optimizer import round_rates
-from neurogrid.training.runs.run_file import RunFile, parse_run_file
+from neurogrid.training.runs.run_file import RunFile, parse_kept_run_file
 from neurogrid.training.runs.trainers import trainer_settings, work_seed
 from neurogrid.training.trainer import Gradient, Trainer, TrainerError, open_trainer
 from neurogrid.training.wire.runs import (
@@ -114,7 +114,7 @@ class WitnessedPart:
         self.leader = leader
         self._host, self._exchange, self._start = host, exchange, start
         self._blobs, self._settings, self._tell, self._keep = blobs, settings, tell, keep
-        self._run_file: RunFile = parse_run_file(start.run_file)
+        self._run_file: RunFile = parse_kept_run_file(start.run_file)
         self._is_dismissed = False
         self._told: Epoch | None = None
         self._changed = RenewedEvent()

@@ -17,7 +17,11 @@ Text in, frozen sections out, and back. No file is opened here, and nothing that
 
 from neurogrid.training.runs.run_file.checks_section import ChecksSection
 from neurogrid.training.runs.run_file.epoch_sections import DistroSection, EpochsSection
-from neurogrid.training.runs.run_file.parsing import RunFileError, parse_run_file
+from neurogrid.training.runs.run_file.parsing import (
+    RunFileError,
+    parse_kept_run_file,
+    parse_run_file,
+)
 from neurogrid.training.runs.run_file.run_file import RunFile
 from neurogrid.training.runs.run_file.section import WrongValueError
 from neurogrid.training.runs.run_file.sections import (
@@ -56,5 +60,6 @@ __all__ = [
     "StopSection",
     "TrackSection",
     "WrongValueError",
+    "parse_kept_run_file",
     "parse_run_file",
 ]

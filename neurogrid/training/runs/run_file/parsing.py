@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, fields
 from pathlib import PurePath
 from typing import Any, Final
@@ -18,7 +18,14 @@ from neurogrid.training.runs.run_file.section import Section, WrongValueError
 from neurogrid.training.runs.run_file.sections import METHODS, OuterSection
 from neurogrid.training.runs.run_file.values import shown
 
-__all__ = ["MAX_BYTES", "MAX_LINES", "RunFileError", "check_keys", "parse_run_file"]
+__all__ = [
+    "MAX_BYTES",
+    "MAX_LINES",
+    "RunFileError",
+    "check_keys",
+    "parse_kept_run_file",
+    "parse_run_file",
+]
 
 MAX_BYTES: Final = 16 * 1024
 """Of a run file, which members are sent: six times what all keys take."""
@@ -27,6 +34,9 @@ MAX_LINES: Final = 1000
 """Of a run file: room for some lines of comment on every key."""
 
 _DEFAULT_NAME: Final = "run"
+
+_Make = Callable[[type[Section], Mapping[str, Any], Mapping[str, Any]], Section]
+"""Makes a section of what is given of it, and of what a preset has."""
 
 
 class RunFileError(ConfigurationError):
@@ -43,9 +53,28 @@ def parse_run_file(text: str, *, name: str = "run.toml") -> RunFile:
     Raises:
         RunFileError: it is no TOML, or a key, a type, a value or a combination is wrong.
     """
+    return _parsed(text, name, _given_section)
+
+
+def parse_kept_run_file(text: str, *, name: str = "run.toml") -> RunFile:
+    """Read what `RunFile.text` wrote, of this version or of one before.
+
+    A key that it lacks is newer than the run. It has the default of its section, with which a run goes on as it did
+    before there was such a key; what presets and methods have by now does not count.
+
+    Args:
+        text, name: as with `parse_run_file`.
+
+    Raises:
+        RunFileError: it is no TOML, or a key, a type, a value or a combination is wrong.
+    """
+    return _parsed(text, name, lambda section, given, preset: section(**given))
+
+
+def _parsed(text: str, name: str, make: _Make) -> RunFile:
     table = _table(text, name)
     try:
-        return _run_file(table, _run_name(name))
+        return _run_file(table, _run_name(name), make)
     except WrongValueError as exc:
         lines = key_lines(text)
         # It is in what was not looked into, where there is such; what is missing is told where its section begins.
@@ -76,7 +105,7 @@ def _table(text: str, name: str) -> dict[str, Any]:
         raise RunFileError(f"{name}:{max(1, line)}: this is no TOML: {what}{column}") from exc
 
 
-def _run_file(table: Mapping[str, Any], default_name: str) -> RunFile:
+def _run_file(table: Mapping[str, Any], default_name: str, make: _Make) -> RunFile:
     check_keys(RunFile, table, [*RunFile.keys, *SECTIONS])
     own = {key: table[key] for key in RunFile.keys if key in table}
     preset = own.get("preset", "")
@@ -84,13 +113,15 @@ def _run_file(table: Mapping[str, Any], default_name: str) -> RunFile:
         raise RunFile.fault("preset", f"is the name of a preset, not {shown(preset)}")
     values = preset_values(preset)
     sections = {
-        title: _section(section, table.get(title, {}), values.get(title, {}))
+        title: _section(section, table.get(title, {}), values.get(title, {}), make)
         for title, section in SECTIONS.items()
     }
     return RunFile(**{"name": default_name, **own, **sections})
 
 
-def _section(section: type[Section], given: object, preset: Mapping[str, Any]) -> Section:
+def _section(
+    section: type[Section], given: object, preset: Mapping[str, Any], make: _Make
+) -> Section:
     if not isinstance(given, dict):
         raise WrongValueError(
             f"{section.title} is a section, [{section.title}], not {shown(given)}",
@@ -100,6 +131,12 @@ def _section(section: type[Section], given: object, preset: Mapping[str, Any]) -
     for key in _needed(section):
         if key not in given:
             raise section.fault(key, f"is needed: {section.keys[key].says}")
+    return make(section, given, preset)
+
+
+def _given_section(
+    section: type[Section], given: Mapping[str, Any], preset: Mapping[str, Any]
+) -> Section:
     values = {**preset, **given}
     if section is OuterSection:
         method = values.get("method", OuterSection().method)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import ClassVar, Final
 
 from neurogrid.training.runs.run_file.checks_section import ChecksSection
@@ -49,6 +50,8 @@ class RunFile(Section):
         name: of the run, and of its directory.
         preset: the one that its values were taken from; empty for none.
         seed: of random weights, of the order of the data, and of dropout.
+        folder: that relative places in it begin at, the file's own; empty for where the process was started. It is not
+            in the text, and two run files that differ in nothing else are equal.
     """
 
     name: str
@@ -68,6 +71,7 @@ class RunFile(Section):
     checkpoints: CheckpointsSection = field(default_factory=CheckpointsSection)
     eval: EvalSection = field(default_factory=EvalSection)
     track: TrackSection = field(default_factory=TrackSection)
+    folder: str = field(default="", compare=False)
 
     title: ClassVar[str] = ""
     keys: ClassVar[Mapping[str, Kind]] = {
@@ -103,6 +107,29 @@ class RunFile(Section):
         steps = self.layout.steps_between_states(has_adapter=self.adapter.r > 0)
         every = self.outer.every if self.layout.replicas > 1 else 1
         return -(-steps // every) * every
+
+    def place(self, told: str) -> Path:
+        """Where something is that the run file names by a path."""
+        return Path(self.folder) / told
+
+    def with_places(self, moved: Callable[[str], str], *, config: str, folder: str) -> RunFile:
+        """The same for a file in another folder.
+
+        Args:
+            moved: gives what a path reads there; it is not asked for addresses.
+            config: what [model] config reads there, which may be no path.
+        """
+        data, checkpoints = self.data, self.checkpoints
+        path = data.path if not data.path or "://" in data.path else moved(data.path)
+        mixture = tuple(replace(part, path=moved(part.path)) for part in data.mixture)
+        tokenizer = data.tokenizer and moved(data.tokenizer)
+        return replace(
+            self,
+            model=replace(self.model, config=config),
+            data=replace(data, path=path, mixture=mixture, tokenizer=tokenizer),
+            checkpoints=replace(checkpoints, dir=checkpoints.dir and moved(checkpoints.dir)),
+            folder=folder,
+        )
 
     def text(self) -> str:
         """The same as TOML, with all that was not given; `parse_run_file` gives an equal one."""

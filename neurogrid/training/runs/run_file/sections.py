@@ -1,6 +1,6 @@
 """The sections of a run file, with the defaults.
 
-Paths are as the process that leads the run opens them: relative ones from where it was started.
+Paths are for the process that leads the run: relative ones begin at the folder of the run file (`RunFile.place`).
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from neurogrid.training.runs.run_file.values import (
 
 __all__ = [
     "CAUSAL_LM",
+    "EMBEDDED",
     "IMAGE_CLASSIFICATION",
     "METHODS",
     "TRACKERS",
@@ -43,6 +44,7 @@ __all__ = [
     "TrackSection",
 ]
 
+EMBEDDED: Final = "embedded"
 CAUSAL_LM: Final = "causal-lm"
 IMAGE_CLASSIFICATION: Final = "image-classification"
 TRACKERS: Final = ("tensorboard", "wandb", "aim", "mlflow")
