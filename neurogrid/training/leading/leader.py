@@ -846,6 +846,7 @@ class Leader:
             # Not before the last outcome is here: members are who has it.
             ends=self._is_over,
             term=self._copying.term,
+            seat=seat,
         )
 
     async def _say_goodbye(self) -> None:

@@ -375,6 +375,13 @@ class _Work:
             return None
         return order
 
+    @property
+    def _seat(self) -> int:
+        """That the works are of."""
+        order = self._order()
+        # One that began anew has another seat than it was started for.
+        return self._part._start.seat if order is None or order.seat is None else order.seat
+
     def _work_at_hand(self) -> Work | None:
         order = self._order()
         if order is None:
@@ -425,7 +432,7 @@ class _Work:
                 seconds = before + _LATEST * (seconds - before)
             part._note(batches_done=done.batches, batch_seconds=seconds)
 
-        seed = work_seed(part._run_file.seed, part._start.seat, work.number)
+        seed = work_seed(part._run_file.seed, self._seat, work.number)
         if isinstance(self._state, CommonSteps):
             await self._add_gradients(self._state, work, batches, seed)
             return

@@ -13,7 +13,13 @@ from neurogrid.training.data.slices import slice_path
 from neurogrid.training.leading.opening import rules_of
 from neurogrid.training.optimizers.distro import Distro
 from neurogrid.training.runs.common_steps import CommonSteps
-from neurogrid.training.runs.entries import Assignment, DealtEntry, RoundEntry
+from neurogrid.training.runs.entries import (
+    Assignment,
+    DealtEntry,
+    JoinedEntry,
+    LeftEntry,
+    RoundEntry,
+)
 from neurogrid.training.runs.inner_optimizer import rates_of
 from neurogrid.training.runs.methods import weights_by
 from neurogrid.training.runs.run_directory import RunDirectory
@@ -82,10 +88,22 @@ class _Seat:
 
 
 def recompute(run: Path, config: str, num_seats: int) -> torch.Tensor:
-    """The common weights after the last round of a run in which nobody was late or lost: float32 [n]."""
-    seats = [_Seat(number, run, config) for number in range(num_seats)]
+    """The common weights after the last round of a run in which nobody was late: float32 [n].
+
+    A member that was lost begins anew on another seat, with another inner optimiser.
+
+    Args:
+        num_seats: that the run begins with.
+    """
+    seats = {number: _Seat(number, run, config) for number in range(num_seats)}
     for entry in entries_of(run):
-        if isinstance(entry, DealtEntry):
+        if isinstance(entry, LeftEntry):
+            common = seats.pop(entry.seat).state.state()
+        elif isinstance(entry, JoinedEntry) and entry.seat >= num_seats:
+            seats[entry.seat] = _Seat(entry.seat, run, config)
+            others = [each.state.state() for each in seats.values() if each is not seats[entry.seat]]
+            seats[entry.seat].state.load(others[0] if others else common)
+        elif isinstance(entry, DealtEntry):
             for number, work in entry.works:
                 seats[number].works.append(work)
         elif isinstance(entry, RoundEntry):
@@ -101,9 +119,10 @@ def recompute(run: Path, config: str, num_seats: int) -> torch.Tensor:
                 for share, (number, _) in zip(shares, entry.contributions, strict=True)
             )
             assert isinstance(mean, torch.Tensor)
-            for seat in seats:
+            for seat in seats.values():
                 seat.state.apply(Outcome(entry.round, mean, (), tuple(weights), True))
-    return seats[0].state.common
+            last = seat.state.common
+    return last
 
 
 def recompute_witnessed(run: Path, config: str) -> torch.Tensor:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import signal
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -13,7 +15,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from neurogrid.training.data.manifest import Manifest
-from neurogrid.training.runs.entries import ResumedEntry, RunEntry
+from neurogrid.training.runs.entries import JoinedEntry, ResumedEntry, RunEntry
 from neurogrid.training.runs.kept_run import differing_keys
 from neurogrid.training.runs.run_directory import RunDirectory
 from neurogrid.training.runs.run_file import parse_run_file
@@ -24,6 +26,7 @@ from tests.e2e.training.run_processes import (
     RUN_FILE,
     entries_of,
     open_run,
+    program_below,
     rounds_of,
     used_samples,
 )
@@ -202,6 +205,30 @@ def test_a_run_is_what_one_process_computes(tmp_path: Path, method: str) -> None
         run.lead("--local-workers", "3")
         checkpoint = run.end()
     wanted = recompute(run.run, json.dumps(CONFIG), num_seats=3)
+    model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
+    got = torch.cat([each.detach().flatten() for each in model.parameters()])
+    torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_a_member_that_begins_anew_draws_by_its_new_seat(tmp_path: Path) -> None:
+    """What is dropped in its works is what one process drops."""
+    run_file = (
+        RUN_FILE
+        + '[stop]\nrounds = 8\n[outer]\nmethod = "diloco"\nevery = 4\ncodec = "f32"\ngrace = 60.0\n'
+    )
+    config = json.dumps({**CONFIG, "attention_dropout": 0.5})
+    with open_run(tmp_path, free_port(), run_file) as run:
+        (tmp_path / "model.json").write_text(config)
+        run.lead()
+        run.join("a")
+        run.wait_round(3)
+        trainer = program_below(run.workers["a"].pid, "neurogrid.training.trainer.program")
+        os.kill(trainer, signal.SIGKILL)
+        checkpoint = run.end()
+    entries = entries_of(run.run)
+    assert [each.seat for each in entries if isinstance(each, JoinedEntry)] == [0, 1]
+    assert not [each for each in entries if isinstance(each, ResumedEntry)]
+    wanted = recompute(run.run, config, num_seats=1)
     model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
     got = torch.cat([each.detach().flatten() for each in model.parameters()])
     torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-5)

@@ -175,6 +175,7 @@ class Order(ControlPayload):
         sources: multiaddrs of peers that have slices, with their peer ids.
         ends: nothing comes after these works.
         term: u64, of the leader; 0 of the first one.
+        seat: u32, that the works are of; None for that of the `Start`.
     """
 
     run: bytes
@@ -184,6 +185,7 @@ class Order(ControlPayload):
     sources: tuple[str, ...] = ()
     ends: bool = False
     term: int = 0
+    seat: int | None = None
 
     _map = Map(
         "Order",
@@ -195,6 +197,7 @@ class Order(ControlPayload):
             "sources": optional(array(text(MAX_ADDRESS_CHARS, smallest=1), MAX_RUN_SOURCES)),
             "ends": optional(BOOLEAN),
             "term": COUNT,
+            "seat": nullable(uint(MAX_U32)),
         },
     )
 
