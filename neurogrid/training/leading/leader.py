@@ -37,6 +37,8 @@ from neurogrid.training.averaging.groups import (
     NotAMemberError,
     Outcome,
     RoundTimeout,
+    State,
+    fetch_state_left_over,
     open_group,
 )
 from neurogrid.training.leading.changes import WantedChanges
@@ -99,6 +101,8 @@ _GRACES_UNTIL_LOST: Final = 3
 _UNTIL_LOST: Final = 30.0
 # Seconds that the members of a group that was lost have to take their seats again.
 _RETURN: Final = 30.0
+# Seconds for the weights of members that are left of a group that was lost.
+_LEFT_OVER_TIMEOUT: Final = 600.0
 # Seconds between looks at how long the run may take.
 _HOURS_LOOK: Final = 10.0
 # Times that a member may fail before it is not asked again.
@@ -291,6 +295,7 @@ class Leader:
                         logger.warning("the leader joins its group anew: %s", exc)
                         join, self._group = self._group_addresses(), None
                     except GroupError as exc:
+                        await self._take_state_left_over()
                         raise GroupLostError(
                             f"the members that are left cannot go on by themselves: {exc}"
                         ) from exc
@@ -342,6 +347,37 @@ class Leader:
                     break
                 await trio.sleep(_MOMENT / 10)
         return self._group_addresses()
+
+    async def _take_state_left_over(self) -> None:
+        """Have the common weights of members that cannot go on by themselves, where these are those of the last round
+        of the journal, and all of them agree on what they are."""
+        round_number = self._machine.state.round
+        told = {
+            peer_id: peer.report.digest
+            for peer_id, peer in self._peers.items()
+            if peer.report is not None
+            and peer.report.incarnation
+            and peer.report.round == round_number
+            and self._host.is_connected(peer_id)
+        }
+        if self._state.round == round_number or len(digests := {*told.values()}) != 1:
+            return
+        state = await fetch_state_left_over(
+            self._host,
+            list(told),
+            self._state.sizes,
+            round_number=round_number,
+            timeout=_LEFT_OVER_TIMEOUT,
+        )
+        if state is None:
+            return
+        before = State(self._state.round, tuple(v.clone() for v in self._state.state().vectors))
+        await trio.to_thread.run_sync(self._state.load, state)
+        if await trio.to_thread.run_sync(self._state.digest) in digests:
+            names = ", ".join(_called(self._peers[peer_id], peer_id) for peer_id in told)
+            self._progress.say(f"the weights after round {round_number} are those that {names} had")
+        else:  # it reported another one
+            await trio.to_thread.run_sync(self._state.load, before)
 
     def _group_addresses(self) -> tuple[str, ...]:
         return tuple(

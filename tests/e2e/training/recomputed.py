@@ -101,7 +101,9 @@ def recompute(run: Path, config: str, num_seats: int) -> torch.Tensor:
             common = seats.pop(entry.seat).state.state()
         elif isinstance(entry, JoinedEntry) and entry.seat >= num_seats:
             seats[entry.seat] = _Seat(entry.seat, run, config)
-            others = [each.state.state() for each in seats.values() if each is not seats[entry.seat]]
+            others = [
+                each.state.state() for each in seats.values() if each is not seats[entry.seat]
+            ]
             seats[entry.seat].state.load(others[0] if others else common)
         elif isinstance(entry, DealtEntry):
             for number, work in entry.works:

@@ -234,11 +234,13 @@ def test_a_member_that_begins_anew_draws_by_its_new_seat(tmp_path: Path) -> None
     torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-5)
 
 
-def test_a_run_whose_group_is_lost_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
-    """Leader and one of two members are killed at once: the one that is left cannot know what the others decided."""
+@pytest.mark.parametrize("is_one_left", [True, False])
+def test_a_run_whose_group_is_lost_goes_on(tmp_path: Path, is_one_left: bool) -> None:
+    """Leader and one of two members are killed at once: the one that is left cannot decide anything, but has the
+    weights of the last round. Without it there is the checkpoint."""
     run_file = (
         RUN_FILE
-        + "[stop]\nepochs = 4\n[outer]\nevery = 8\nfragments = 2\ngrace = 1.0\n"
+        + "[stop]\nepochs = 4\n[outer]\nevery = 32\nfragments = 2\ngrace = 1.0\n"
         + "[members]\nmin = 1\n[checkpoints]\nevery = 4\n"
     )
     with open_run(tmp_path, free_port(), run_file) as run:
@@ -246,16 +248,24 @@ def test_a_run_whose_group_is_lost_goes_on_from_its_checkpoint(tmp_path: Path) -
         for name in ("a", "b"):
             run.join(name)
         run.wait(lambda: "b takes part" in run.log and "a takes part" in run.log, "one is missing")
-        run.wait_round(run.rounds() + 6)
+        run.wait_round(
+            run.rounds() // 4 * 4 + 6
+        )  # there is a checkpoint, and it is not of this round
         run.kill()
         run.kill("b")
+        if not is_one_left:
+            run.kill("a")
+            run.join("a")
+        last = rounds_of(run.run)[-1].round
         run.lead("--resume", "--wait", "5")
         run.end()
+    (resumed,) = (each for each in entries_of(run.run) if isinstance(each, ResumedEntry))
+    assert resumed.round == last if is_one_left else 0 < resumed.round < last
+    assert ("are those that a had" in run.log) == is_one_left
     used = used_samples(run.run)
     manifest = Manifest.decode((run.run / "data" / "manifest.json").read_bytes())
     assert set(used.values()) == {4}
     assert len(used) == manifest.num_samples
-    assert "resumed" in [entry.kind for entry in entries_of(run.run)]
 
 
 def test_the_averaging_server_is_lost_and_then_all_members(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from neurogrid.training.averaging.groups.errors import GroupError, NotAMemberError, RoundTimeout
 from neurogrid.training.averaging.groups.group import Group, Outcome, open_group
+from neurogrid.training.averaging.groups.left_over import fetch_state_left_over
 from neurogrid.training.averaging.groups.states import State
 
 __all__ = [
@@ -11,5 +12,6 @@ __all__ = [
     "Outcome",
     "RoundTimeout",
     "State",
+    "fetch_state_left_over",
     "open_group",
 ]
