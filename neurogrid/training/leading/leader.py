@@ -56,6 +56,7 @@ from neurogrid.training.runs.changes import run_at
 from neurogrid.training.runs.machine import Outcome as Decision
 from neurogrid.training.runs.machine import RunMachine
 from neurogrid.training.runs.outer_state import RunWeights
+from neurogrid.training.runs.projection import seconds_left
 from neurogrid.training.runs.resources import (
     Need,
     choose_offers,
@@ -123,6 +124,7 @@ class _Peer:
         num_failures: so often it could not.
         refusal: why it takes no part, for people; empty where nothing is known.
         dismissed: its incarnation that was told last that it is banned.
+        due: when it has its next vector at the earliest, in trio's time; None where nothing is known.
     """
 
     seat: int | None = None
@@ -133,6 +135,7 @@ class _Peer:
     num_failures: int = 0
     refusal: str = ""
     dismissed: int = 0
+    due: float | None = None
     versions: dict[str, str] = field(default_factory=dict)
 
 
@@ -715,7 +718,7 @@ class Leader:
                 peer.dismissed = report.incarnation
                 self._start_soon_dismissal(peer_id, "banned from this run")
             return
-        before = peer.report.incarnation if peer.report is not None else 0
+        earlier, before = peer.report, peer.report.incarnation if peer.report is not None else 0
         if before not in (0, report.incarnation):
             self._ended.add(Occupant(peer_id, before))
         peer.report = report
@@ -744,7 +747,25 @@ class Leader:
                 peer.seat = seat.number
                 self._machine.measured(seat.number, report.batch_seconds)
         self._write()
+        if earlier is None or _progress_of(earlier) != _progress_of(report):
+            self._foresee(peer, report)
         self._changed.set()
+
+    def _foresee(self, peer: _Peer, report: Report) -> None:
+        """Tell the group when a member that trains has its vector at the earliest."""
+        works = () if peer.seat is None else self._machine.works(peer.seat)
+        work = next((work for work in works if work.number > report.done), None)
+        peer.due = None
+        if work is not None and report.state == "training" and report.batch_seconds:
+            peer.due = trio.current_time() + seconds_left(
+                work.num_samples,
+                self._machine.rules.batch_samples,
+                batches_done=report.batches_done,
+                batch_seconds=report.batch_seconds,
+            )
+        if self._group is not None:
+            due = {peer_id: each.due for peer_id, each in self._peers.items()}
+            self._group.foresee({peer_id: at for peer_id, at in due.items() if at is not None})
 
     def _holders(self) -> dict[str, Holder]:
         """Members that are here and have slices themselves: as the journal says, or as they say before they sit."""
@@ -894,6 +915,11 @@ class Leader:
                 for peer_id, peer in self._peers.items():
                     if peer.is_started and self._host.is_connected(peer_id):
                         nursery.start_soon(self._hiring.dismiss, peer_id, reason)
+
+
+def _progress_of(report: Report) -> tuple[object, ...]:
+    """What of a report says how far its member is with a work."""
+    return report.incarnation, report.state, report.done, report.batches_done
 
 
 def _called(peer: _Peer, peer_id: str) -> str:

@@ -10,13 +10,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-__all__ = ["EVEN_WITHIN", "Pace", "Projection", "project", "share_batches"]
+__all__ = ["EVEN_WITHIN", "Pace", "Projection", "project", "seconds_left", "share_batches"]
 
 EVEN_WITHIN: Final = 0.15
 """Members count as equally fast where the slowest batch takes at most so much longer than the fastest: what is measured
 wavers, and equal numbers make a run that can be repeated."""
 
 _NANOS: Final = 1_000_000_000
+# Of what batches have taken: so much the next ones take at least.
+_SURELY: Final = 0.8
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +138,20 @@ def share_batches(
     for number in more[: max(0, num_batches - sum(shares))]:
         shares[number] += 1
     return tuple(shares)
+
+
+def seconds_left(
+    num_samples: int, batch_samples: int, *, batches_done: int, batch_seconds: float
+) -> float:
+    """How long a member takes for the rest of a work at least: a bit less than its batches have taken it so far.
+
+    Args:
+        num_samples: of the work; its last batch may have fewer than the others.
+        batch_samples: of a batch, from 1.
+        batches_done: of the work.
+        batch_seconds: that a batch takes the member; 0 where that is not known, and neither is the rest.
+    """
+    return _SURELY * max(0.0, num_samples / batch_samples - batches_done) * batch_seconds
 
 
 def _even_share(num_batches: int, num_members: int) -> int:

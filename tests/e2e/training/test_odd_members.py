@@ -12,6 +12,7 @@ from tests.e2e.training.odd_worker import OLD_TORCH
 from tests.e2e.training.run_processes import RUN_FILE, open_run, rounds_of
 from tests.ports import free_port
 
+SLOW = (sys.executable, str(Path(__file__).with_name("slow_worker.py")))
 ODD = (sys.executable, str(Path(__file__).with_name("odd_worker.py")))
 
 
@@ -46,6 +47,23 @@ def test_one_is_too_small_and_one_is_odd(tmp_path: Path) -> None:
     assert export(run.run, tmp_path / "model").samefile(checkpoint)
     assert re.search(
         r"the run has ended: .*\. To train further or otherwise, begin another run \(--dir\) with \[model\] config = "
-        r'"run/checkpoints/latest"',
+        rf'"{re.escape(str(tmp_path))}/run/checkpoints/latest"',
         run.log,
     )
+
+
+def test_one_that_cannot_make_it_is_not_waited_for(tmp_path: Path) -> None:
+    """The grace is longer than this test may take; the slow one needs an hour for its work, and says so."""
+    run_file = (
+        RUN_FILE
+        + '[stop]\nrounds = 4\n[outer]\nmethod = "diloco"\nevery = 30\nprojected = false\ngrace = 1200.0\n'
+        + "[members]\nmin = 2\n"
+    )
+    with open_run(tmp_path, free_port(), run_file) as run:
+        run.lead()
+        run.join("quick")
+        run.join("slow", program=SLOW)
+        run.end()
+    assert "slow takes part" in run.log
+    assert "slow is lost" not in run.log
+    assert {len(entry.contributions) for entry in rounds_of(run.run)} == {1}

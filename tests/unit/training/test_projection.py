@@ -14,6 +14,7 @@ from neurogrid.training.runs.projection import (
     Pace,
     Projection,
     project,
+    seconds_left,
     share_batches,
 )
 
@@ -44,6 +45,14 @@ def test_what_is_no_pace() -> None:
     for members in ([], [Pace(0, 1.0)], [Pace(1, 0.0)], [Pace(1, float("nan"))]):
         with pytest.raises(ValueError, match=r"needs a member|above 0"):
             project(members, 1)
+
+
+def test_what_is_left_of_a_work() -> None:
+    """At four fifths of what its batches took."""
+    assert seconds_left(100, 10, batches_done=4, batch_seconds=5.0) == pytest.approx(24.0)
+    assert seconds_left(45, 10, batches_done=4, batch_seconds=5.0) == pytest.approx(2.0)
+    assert seconds_left(45, 10, batches_done=5, batch_seconds=5.0) == 0.0
+    assert seconds_left(100, 10, batches_done=4, batch_seconds=0.0) == 0.0
 
 
 millis = st.integers(1, 200)

@@ -241,6 +241,17 @@ class Group:
         self._machine.expect(frozenset(peer_ids), trio.current_time())
         self._act()
 
+    def foresee(self, due: Mapping[str, float]) -> None:
+        """Where this member leads, rounds do not wait for the grace where members that are late cannot make it by then:
+        whoever knows what they do knows better than the grace.
+
+        Args:
+            due: by peer id, when they can have their next vectors at the earliest, in trio's time; none for those of
+                which nothing is known.
+        """
+        self._machine.foresee(dict(due), trio.current_time())
+        self._act()
+
     async def wait_change(self) -> None:
         """Wait until something was decided, or has come.
 

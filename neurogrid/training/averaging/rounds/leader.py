@@ -7,7 +7,7 @@ Pure. A proposal is decided when each of its acceptors has told the same digest 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -97,6 +97,8 @@ class Leader:
         is_leaving: this member would go, once the group has decided to be without it.
         cannot_adopt: a member failed at what is to be adopted; whether it has to be is to be asked again.
         expected: peer ids of members that rounds wait for even if they have said that they contribute nothing.
+        due: by peer id, when members have their next vectors at the earliest, in seconds of the clock of `now`; none
+            for those of which nothing is known.
     """
 
     me: Member
@@ -110,6 +112,7 @@ class Leader:
     is_leaving: bool = False
     cannot_adopt: bool = False
     expected: frozenset[str] = frozenset()
+    due: Mapping[str, float] = field(default_factory=dict)
     _attempt: int = 0
     _members: tuple[Member, ...] = ()
     _heard: dict[str, _Heard] = field(default_factory=dict)
@@ -384,7 +387,8 @@ class Leader:
             return None
         if self._quorum_since is None:
             self._quorum_since = now
-        if late and now - self._quorum_since < self.settings.grace:
+        until = self._quorum_since + self.settings.grace
+        if now < until and any(self.due.get(peer, now) <= until for peer in late):
             return None
         plan = make_plan(
             self.settings,

@@ -160,6 +160,7 @@ class GroupMachine:
         self._lead: Leader | None = None
         self._is_leaving, self._leaving_for = False, ""
         self._expected: frozenset[str] = frozenset()
+        self._due: Mapping[str, float] = {}
         self._is_gone = False  # a leader that is no member any more, and has yet to be heard
         self._gone_at: float | None = None
         self._beat_at = now
@@ -223,6 +224,17 @@ class GroupMachine:
         self._expected = peers
         if self._lead is not None:
             self._lead.expected = peers
+            self._step(now)
+
+    def foresee(self, due: Mapping[str, float], now: float) -> None:
+        """Where this member leads, rounds do not wait for members that cannot have their vectors in time.
+
+        Args:
+            due: by peer id, when they have their next vectors at the earliest, in seconds of the clock of `now`.
+        """
+        self._due = due
+        if self._lead is not None:
+            self._lead.due = due
             self._step(now)
 
     def measure(self, bandwidth: float) -> None:
@@ -874,7 +886,7 @@ class GroupMachine:
             to_adopt=_to_adopt(accepted),
             is_leaving=self._is_leaving,
         )
-        self._lead.expected = self._expected
+        self._lead.expected, self._lead.due = self._expected, self._due
         self._told = None
         self._seen = _NOTHING
         before, heard_at = self._led_until
