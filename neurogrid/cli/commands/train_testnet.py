@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,6 +24,7 @@ from neurogrid.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from neurogrid.cli.terminal.screen import Screen
+    from neurogrid.training.testnet import Chaos, ChaosReport, ProcessSettings
 
 __all__ = ["add_testnet_options", "testnet"]
 
@@ -82,6 +84,14 @@ def add_testnet_options(parser: argparse.ArgumentParser) -> None:
         help="kill workers N times in all, each at random, and start them again after a moment (default %(default)s)",
     )
     chaos.add_argument(
+        "--join",
+        type=whole_number,
+        default=0,
+        metavar="N",
+        help="of the workers that are killed, N are replaced by new ones, which have only the ticket (default "
+        "%(default)s)",
+    )
+    chaos.add_argument(
         "--leader-kills",
         type=whole_number,
         default=0,
@@ -102,6 +112,12 @@ def add_testnet_options(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="which are killed and when follows from it (default %(default)s)",
     )
+    chaos.add_argument(
+        "--undisturbed",
+        action="store_true",
+        help="afterwards the same run again without kills, in DIR/undisturbed, and how far their held-out losses are "
+        "apart",
+    )
     add_output_options(parser)
 
 
@@ -111,13 +127,22 @@ async def testnet(options: argparse.Namespace, screen: Screen) -> int:
 
     with ending_at_once():
         run = read_run_file(options.run_file)
-    from neurogrid.training.testnet import Chaos, Lines, ProcessSettings, run_testnet
+    from neurogrid.training.testnet import Chaos, Lines, ProcessSettings
     from neurogrid.training.testnet.network import check_namespaces
 
     directory = run_directory(options, run)
     chaos = Chaos(
-        options.seed, options.workers, options.kill, options.leader_kills, options.kill_every
+        options.seed,
+        options.workers,
+        options.kill,
+        options.leader_kills,
+        options.join,
+        options.kill_every,
     )
+    if options.undisturbed and run.checkpoints.dir:
+        raise ConfigurationError(
+            "--undisturbed makes a second run, and [checkpoints] dir is for one alone: leave it out"
+        )
     if run.members.min > chaos.num_workers:
         raise ConfigurationError(
             f"the run waits for {run.members.min} members, and a testnet with --workers {chaos.num_workers} never has "
@@ -129,8 +154,30 @@ async def testnet(options: argparse.Namespace, screen: Screen) -> int:
         rate = None if options.rate is None else options.rate * 1e6
         lines = Lines((options.delay or 0.0) / 1000, rate)
     settings = ProcessSettings(
-        options.run_file, directory, num_threads=options.threads, wait=options.wait, lines=lines
+        options.run_file,
+        directory,
+        num_threads=options.threads,
+        wait=options.wait,
+        lines=lines,
+        has_seats=not run.is_chain and not run.is_witnessed,
     )
+    report = await _carry_out(settings, chaos, screen)
+    is_sound = report.is_sound
+    if options.undisturbed:
+        settings = replace(settings, directory=directory / "undisturbed")
+        chaos = replace(chaos, worker_kills=0, leader_kills=0, joins=0)
+        screen.say("the same without kills")
+        undisturbed = await _carry_out(settings, chaos, screen)
+        is_sound = is_sound and undisturbed.is_sound
+        screen.print(report.beside(undisturbed))
+    return ExitStatus.OK if is_sound else ExitStatus.FAILURE
+
+
+async def _carry_out(settings: ProcessSettings, chaos: Chaos, screen: Screen) -> ChaosReport:
+    """One run, and its report in its directory and on stdout."""
+    from neurogrid.training.testnet import run_testnet
+
+    directory = settings.directory
     screen.say(f"the run is kept in {directory}; what each process says is in {settings.logs}")
     report = await run_testnet(settings, chaos, screen.say)
     file = directory / "testnet.json"
@@ -140,4 +187,4 @@ async def testnet(options: argparse.Namespace, screen: Screen) -> int:
         raise ConfigurationError(f"{file} cannot be written: {exc.strerror or exc}") from exc
     for line in report.rows():
         screen.print(line)
-    return ExitStatus.OK if report.is_sound else ExitStatus.FAILURE
+    return report

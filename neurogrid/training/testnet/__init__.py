@@ -2,6 +2,7 @@
 
 plan        which processes are killed, and when, by a seed
 network     namespaces with slow lines between them; its process is the forwarder, which knows lines
+seats       which workers take part
 processes   a leader and its workers, started and killed
 testnet     the run from its beginning to its end
 report      what came of it

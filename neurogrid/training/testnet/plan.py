@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from neurogrid.errors import ConfigurationError
@@ -36,6 +36,7 @@ class Chaos:
         num_workers: that there are, from 1 to `MAX_WORKERS`.
         worker_kills: kills of workers in all.
         leader_kills: kills of the leader in all.
+        joins: workers that are killed and come back as new ones, which were never there, of all that are killed.
         mean_seconds: from one kill to the next, on average.
     """
 
@@ -43,9 +44,15 @@ class Chaos:
     num_workers: int
     worker_kills: int = 0
     leader_kills: int = 0
+    joins: int = 0
     mean_seconds: float = 20.0
 
     def __post_init__(self) -> None:
+        if self.joins > self.worker_kills:
+            raise ConfigurationError(
+                f"a testnet has a new worker for one that is killed: with {self.worker_kills} kills of workers "
+                f"{self.joins} cannot join"
+            )
         if not 1 <= self.num_workers <= MAX_WORKERS:
             raise ConfigurationError(
                 f"a testnet has 1 to {MAX_WORKERS} workers, not {self.num_workers}"
@@ -64,11 +71,13 @@ class PlannedKill:
         name: of the process.
         after: seconds after the kill before it, or after the first round.
         down: seconds until the process is started again.
+        is_new: it comes back as a worker that was never there.
     """
 
     name: str
     after: float
     down: float
+    is_new: bool = False
 
 
 def worker_name(number: int) -> str:
@@ -81,11 +90,15 @@ def planned_kills(chaos: Chaos) -> tuple[PlannedKill, ...]:
     draw = random.Random(chaos.seed)
     is_leader = [False] * chaos.worker_kills + [True] * chaos.leader_kills
     draw.shuffle(is_leader)
-    return tuple(
+    plan = [
         PlannedKill(
             LEADER if leader else worker_name(draw.randint(1, chaos.num_workers)),
             chaos.mean_seconds * draw.uniform(*_SPREAD),
             draw.uniform(0.0, _MAX_DOWN),
         )
         for leader in is_leader
-    )
+    ]
+    of_workers = [number for number, leader in enumerate(is_leader) if not leader]
+    for number in draw.sample(of_workers, chaos.joins):
+        plan[number] = replace(plan[number], is_new=True)
+    return tuple(plan)

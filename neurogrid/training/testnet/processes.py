@@ -44,6 +44,7 @@ class ProcessSettings:
         num_threads: that each process computes with.
         wait: seconds without a round after which the run is given up.
         lines: between the processes, which are in namespaces of the network then; None for loopback.
+        has_seats: whether each worker has a seat of its own in the run, as those have that hold the whole model.
     """
 
     run_file: Path
@@ -51,6 +52,7 @@ class ProcessSettings:
     num_threads: int = 1
     wait: float = 300.0
     lines: Lines | None = None
+    has_seats: bool = True
 
     @property
     def logs(self) -> Path:
@@ -79,6 +81,7 @@ class Processes:
         self._port = _free_port()
         self.workers = tuple(workers)
         self._running: dict[str, subprocess.Popen[bytes]] = {}
+        self._num_before: dict[str, int] = {}
 
     def start(self, name: str) -> None:
         """Start the leader or a worker: the same as before, if it was there.
@@ -102,6 +105,10 @@ class Processes:
                 )
         except OSError as exc:
             raise TransportError(f"the {name} cannot be started: {exc.strerror or exc}") from exc
+
+    def begin_anew(self, name: str) -> None:
+        """Have a worker that does not run be another one from here on, which has only the ticket."""
+        self._num_before[name] = self._num_before.get(name, 0) + 1
 
     def is_running(self, name: str) -> bool:
         """Whether a process was started, and has not ended."""
@@ -182,10 +189,11 @@ class Processes:
         ]
 
     def _worker(self, name: str) -> list[str]:
-        settings = self._settings
+        settings, num_before = self._settings, self._num_before.get(name, 0)
+        cluster = settings.logs / (f"{name}.{num_before}" if num_before else name)
         return [
             *("neurogrid.cli.commands.worker", "--train", "--no-cache", "--disable-mdns"),
-            *("--join", f"@{settings.ticket}", "--cluster", str(settings.logs / name)),
+            *("--join", f"@{settings.ticket}", "--cluster", str(cluster)),
             *("--listen", self._listen(name, 0), "--name", name),
             *("--threads", str(settings.num_threads), "--stop-on-stdin-eof"),
         ]

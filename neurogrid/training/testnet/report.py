@@ -14,7 +14,7 @@ from neurogrid.training.runs.run_directory import Figures
 from neurogrid.training.testnet.network import Lines
 from neurogrid.training.testnet.plan import LEADER, Chaos
 
-__all__ = ["Ended", "Kill", "ChaosReport", "report_of"]
+__all__ = ["ChaosReport", "Ended", "Kill", "Killed", "report_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +33,21 @@ class Ended:
 
 
 @dataclass(frozen=True, slots=True)
+class Killed:
+    """A process that was killed.
+
+    Attributes:
+        name: of the process.
+        time: when, in seconds since 1970.
+        is_new: it comes back as a worker that was never there.
+    """
+
+    name: str
+    time: float
+    is_new: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Kill:
     """A kill.
 
@@ -43,6 +58,7 @@ class Kill:
         next_round_seconds: from the kill to the next round that was decided; None if there was none.
         rejoined_seconds: from the kill until the worker had a seat again; None if it did not come to that, be it
             because it was killed again, and of the leader, which has none.
+        is_new: it came back as a worker that was never there.
     """
 
     name: str
@@ -50,6 +66,7 @@ class Kill:
     round: int
     next_round_seconds: float | None
     rejoined_seconds: float | None
+    is_new: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +106,17 @@ class ChaosReport:
         is_proven = self.audit is not None and self.audit.is_sound
         return self.has_ended and is_proven and not self.weights_other
 
+    @property
+    def num_joins(self) -> int:
+        """Kills after which a worker took part again, or a new one in its place."""
+        return sum(kill.rejoined_seconds is not None for kill in self.kills)
+
+    def beside(self, undisturbed: ChaosReport) -> str:
+        """The held-out loss beside that of the same run without kills, for people."""
+        ours, other = self.held_out_loss, undisturbed.held_out_loss
+        apart = "" if ours is None or other is None else f": {abs(ours - other):.4f} apart"
+        return f"undisturbed  held out {_told(other, '.4f')}, here {_told(ours, '.4f')}{apart}"
+
     def json(self) -> dict[str, Any]:
         """The report for JSON."""
         audit = self.audit
@@ -105,6 +133,7 @@ class ChaosReport:
             "held_out_loss": self.held_out_loss,
             "weights_equal": self.weights_equal,
             "weights_other": self.weights_other,
+            "num_joins": self.num_joins,
             "kills": [asdict(kill) for kill in self.kills],
             "failed": [
                 {"name": name, "seconds": seconds, "status": status}
@@ -126,10 +155,13 @@ class ChaosReport:
         yield f"weights      {self.weights_equal + self.weights_other:,} digests told by members, {other} of the leader"
         yield f"loss         {_told(self.loss, '.4f')}, held out {_told(self.held_out_loss, '.4f')}"
         yield f"kills        {len(self.kills)} of {planned} that were planned"
+        num_new = sum(kill.is_new and kill.rejoined_seconds is not None for kill in self.kills)
+        yield f"joins        {self.num_joins} after a kill, {num_new} of them by workers that were never there"
         if self.kills:
             yield f"  {'':<12}{'at':>9}{'round':>8}{'next round':>13}{'takes part again':>19}"
         for kill in self.kills:
             again = "" if kill.name == LEADER else _after(kill.rejoined_seconds)
+            again += ", as new" if kill.is_new else ""
             yield (
                 f"  {kill.name:<12}{kill.seconds:>7.1f} s{kill.round:>8,}{_after(kill.next_round_seconds):>13}"
                 f"{again:>19}"
@@ -163,7 +195,7 @@ def report_of(
     audit: Audit | None,
     began: float,
     over: float,
-    killed: Sequence[tuple[str, float]],
+    killed: Sequence[Killed],
     failed: Sequence[Ended],
     has_ended: bool,
     problem: str,
@@ -175,7 +207,7 @@ def report_of(
         figures: lines of its metrics, in order.
         audit: of `recorded`.
         began, over: when the testnet began and was over, in seconds since 1970.
-        killed: names of processes, and when they were killed, in seconds since 1970.
+        killed: processes that were killed, in order.
         failed: processes that ended by themselves.
         has_ended, problem: as in `ChaosReport`.
     """
@@ -185,8 +217,8 @@ def report_of(
         over - began,
         has_ended,
         tuple(
-            _kill(name, time, _next_time(name, killed[number:]), recorded, began)
-            for number, (name, time) in enumerate(killed, 1)
+            _kill(each, _next_time(each.name, killed[number:]), recorded, began)
+            for number, each in enumerate(killed, 1)
         ),
         tuple((each.name, each.time - began, each.status) for each in failed),
         audit,
@@ -198,12 +230,13 @@ def report_of(
     )
 
 
-def _next_time(name: str, killed: Sequence[tuple[str, float]]) -> float:
-    return next((time for each, time in killed if each == name), math.inf)
+def _next_time(name: str, killed: Sequence[Killed]) -> float:
+    return next((each.time for each in killed if each.name == name), math.inf)
 
 
-def _kill(name: str, time: float, again: float, recorded: Sequence[Recorded], began: float) -> Kill:
+def _kill(killed: Killed, again: float, recorded: Sequence[Recorded], began: float) -> Kill:
     """One of them; `again` is when the same process was killed the next time."""
+    name, time = killed.name, killed.time
     last, next_round, rejoined = 0, None, None
     for each in recorded:
         entry = each.entry
@@ -214,7 +247,7 @@ def _kill(name: str, time: float, again: float, recorded: Sequence[Recorded], be
                 next_round = each.time - time
         elif isinstance(entry, JoinedEntry) and entry.name == name and time < each.time < again:
             rejoined = each.time - time if rejoined is None else rejoined
-    return Kill(name, time - began, last, next_round, rejoined)
+    return Kill(name, time - began, last, next_round, rejoined, killed.is_new)
 
 
 def _last(figures: Sequence[Figures], key: str) -> float | None:

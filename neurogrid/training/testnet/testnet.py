@@ -18,7 +18,8 @@ from neurogrid.training.runs.run_directory import RunDirectory
 from neurogrid.training.testnet.network import Network, open_network
 from neurogrid.training.testnet.plan import LEADER, Chaos, PlannedKill, planned_kills, worker_name
 from neurogrid.training.testnet.processes import Processes, ProcessSettings
-from neurogrid.training.testnet.report import ChaosReport, Ended, report_of
+from neurogrid.training.testnet.report import ChaosReport, Ended, Killed, report_of
+from neurogrid.training.testnet.seats import Seats
 
 __all__ = ["run_testnet"]
 
@@ -59,7 +60,8 @@ async def run_testnet(
                 open_network([LEADER, *workers], settings.lines, log)
             )
         processes = Processes(settings, workers, network)
-        testnet = _Testnet(settings, chaos, processes, network, directory, say)
+        seats = Seats(directory.journal) if settings.has_seats else None
+        testnet = _Testnet(settings, chaos, processes, network, directory, say, seats)
         try:
             problem = await testnet.run()
             await processes.stop()
@@ -76,6 +78,8 @@ class _Testnet:
     Attributes:
         starts: when processes that are away are started, by name, in trio's time.
         figures_before: bytes of the figures when the leader was killed last.
+        started: when processes were started last, by name, in seconds since 1970.
+        seats: of the workers, where the run's journal says who takes part.
     """
 
     settings: ProcessSettings
@@ -84,12 +88,14 @@ class _Testnet:
     network: Network | None
     directory: RunDirectory
     say: Callable[[str], object]
+    seats: Seats | None
     began: float = field(default_factory=time.time)
     plan: deque[PlannedKill] = field(default_factory=deque)
     next_kill: float | None = None
     starts: dict[str, float] = field(default_factory=dict)
     figures_before: int = 0
-    killed: list[tuple[str, float]] = field(default_factory=list)
+    started: dict[str, float] = field(default_factory=dict)
+    killed: list[Killed] = field(default_factory=list)
     failed: list[Ended] = field(default_factory=list)
 
     async def run(self) -> str:
@@ -99,7 +105,7 @@ class _Testnet:
         if problem := await self._wait_ticket():
             return problem
         for name in self.processes.workers:
-            self.processes.start(name)
+            self._start(name)
         num_bytes, moved = 0, trio.current_time()
         while True:
             now = trio.current_time()
@@ -185,14 +191,14 @@ class _Testnet:
             self.starts[name] = now + _RESTART_SECONDS
         for name in [name for name, at in self.starts.items() if now >= at]:
             del self.starts[name]
-            self.processes.start(name)
+            self._start(name)
             self.say(f"{name} is started again")
         return ""
 
     async def _kill(self) -> None:
-        """The next kill of the plan; it waits where its process is away, or is the leader and has yet to lead again."""
+        """The next kill of the plan; it waits where its process is away, or has yet to lead or to take part again."""
         planned = self.plan[0]
-        if not self.processes.is_running(planned.name):
+        if not self.processes.is_running(planned.name) or not self._takes_part(planned.name):
             return
         if planned.name == LEADER:
             if self._metrics_bytes() == self.figures_before:
@@ -201,14 +207,29 @@ class _Testnet:
         self.plan.popleft()
         figures = self.directory.figures()
         number = next((each["round"] for each in reversed(figures) if "round" in each), 0)
-        self.killed.append((planned.name, time.time()))
+        self.killed.append(Killed(planned.name, time.time(), planned.is_new))
         await self.processes.kill(planned.name)
+        if planned.is_new:
+            self.processes.begin_anew(planned.name)
         now = trio.current_time()
         self.starts[planned.name] = now + planned.down
         self._plan_next(now)
         self.say(
             f"{planned.name} is killed after round {number:g}, and comes back in {planned.down:.1f} s"
+            f"{', as a worker that was never there' if planned.is_new else ''}"
         )
+
+    def _start(self, name: str) -> None:
+        self.started[name] = time.time()
+        self.processes.start(name)
+
+    def _takes_part(self, name: str) -> bool:
+        """Whether a worker that runs takes part; of others than whole models' no journal says who does."""
+        if name == LEADER or self.seats is None:
+            return True
+        self.seats.look()
+        joined = self.seats.joined_at(name)
+        return joined is not None and joined > self.started[name]
 
 
 def _says_end(found: Audit | None) -> bool:

@@ -43,11 +43,13 @@ def wait_none(directory: Path) -> None:
 
 @pytest.mark.parametrize("lines", [(), ("--delay", "20", "--rate", "50")])
 def test_a_run_whose_worker_is_killed(tmp_path: Path, lines: tuple[str, ...]) -> None:
+    """And a new one comes in its place; where lines are as they are, the run is made once more without that."""
     if lines and (reason := why_no_namespaces()):
         pytest.skip(reason)
     make_inputs(tmp_path)
     (tmp_path / "run.toml").write_text(RUN_FILE + SHORT)
     options = ("--dir", "run", "--workers", "2", "--kill", "1", "--kill-every", "1", "--seed", "5")
+    options = (*options, "--join", "1", *(() if lines else ("--undisturbed",)))
     ended = run([*TRAIN, "testnet", "run.toml", *options, *lines], cwd=tmp_path)
     assert ended.returncode == 0, ended.stderr
     report = json.loads((tmp_path / "run" / "testnet.json").read_text())
@@ -58,10 +60,20 @@ def test_a_run_whose_worker_is_killed(tmp_path: Path, lines: tuple[str, ...]) ->
     # It had a minimum of two, and so went on when it was there again.
     assert kill["rejoined_seconds"] > 0
     assert kill["next_round_seconds"] > 0
+    assert kill["is_new"]
+    assert report["num_joins"] == 1
+    assert (tmp_path / "run" / "testnet" / f"{kill['name']}.1").is_dir()
+    assert report["audit"]["joined"] >= 3
     assert set(used_samples(tmp_path / "run").values()) == {1}
     assert "each sample of 1 epoch exactly once" in ended.stdout
     assert report["lines"] == ({"delay": 0.02, "rate": 50e6} if lines else None)
     assert not processes_in(tmp_path)
+    if not lines:
+        other = json.loads((tmp_path / "run" / "undisturbed" / "testnet.json").read_text())
+        assert other["is_sound"]
+        assert not other["kills"]
+        apart = abs(report["held_out_loss"] - other["held_out_loss"])
+        assert ended.stdout.endswith(f": {apart:.4f} apart\n")
 
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGKILL])

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -11,12 +13,20 @@ from hypothesis import strategies as st
 
 from neurogrid.errors import ConfigurationError
 from neurogrid.training.runs.audit import audit
-from neurogrid.training.runs.entries import EndEntry, Entry, JoinedEntry, RoundEntry
+from neurogrid.training.runs.entries import (
+    EndEntry,
+    Entry,
+    JoinedEntry,
+    LeftEntry,
+    ResumedEntry,
+    RoundEntry,
+)
 from neurogrid.training.runs.journal import Recorded
 from neurogrid.training.runs.state import Phase
 from neurogrid.training.testnet import Chaos, ChaosReport, Lines, planned_kills
 from neurogrid.training.testnet.plan import LEADER, worker_name
-from neurogrid.training.testnet.report import Ended, report_of
+from neurogrid.training.testnet.report import Ended, Killed, report_of
+from neurogrid.training.testnet.seats import Seats
 from tests.unit.training.simulated_run import RUN, SIZES, Cluster, rules
 
 CHAOS = st.builds(
@@ -25,6 +35,7 @@ CHAOS = st.builds(
     num_workers=st.integers(1, 64),
     worker_kills=st.integers(0, 50),
     leader_kills=st.integers(0, 20),
+    joins=st.just(0),
     mean_seconds=st.floats(0.01, 1000),
 )
 
@@ -40,6 +51,39 @@ def test_a_plan_follows_from_the_seed(chaos: Chaos) -> None:
     for kill in plan:
         assert chaos.mean_seconds * 0.49 < kill.after < chaos.mean_seconds * 1.51
         assert 0 <= kill.down <= 3
+
+
+def test_new_workers_come_in_the_place_of_some_that_are_killed() -> None:
+    plan = planned_kills(Chaos(7, 4, 20, 5, 8))
+    assert sum(kill.is_new for kill in plan) == 8
+    assert not any(kill.is_new for kill in plan if kill.name == LEADER)
+    without = planned_kills(Chaos(7, 4, 20, 5))
+    assert [replace(kill, is_new=False) for kill in plan] == list(without)
+    with pytest.raises(ConfigurationError, match="with 2 kills of workers 3 cannot join"):
+        Chaos(7, 4, 2, joins=3)
+
+
+def test_who_takes_part_by_the_journal(tmp_path: Path) -> None:
+    journal = tmp_path / "journal"
+    seats = Seats(journal)
+    seats.look()
+    entries: list[Entry] = [
+        JoinedEntry(0, "p", 1, "worker-1"),
+        JoinedEntry(1, "q", 2, "worker-2"),
+        LeftEntry(0, "lost"),
+        JoinedEntry(2, "p", 3, "worker-1"),
+        ResumedEntry(0),
+    ]
+    seen = []
+    for time, entry in enumerate(entries, 1):
+        with journal.open("ab") as stream:
+            stream.write(json.dumps({"time": time, "entry": entry.json()}).encode())
+            stream.flush()
+            seats.look()  # it is not whole yet
+            stream.write(b"\n")
+        seats.look()
+        seen.append((seats.joined_at("worker-1"), seats.joined_at("worker-2")))
+    assert seen == [(1, None), (1, 2), (None, 2), (4, 2), (None, None)]
 
 
 def test_seeds_differ() -> None:
@@ -75,7 +119,7 @@ def recorded_of(entries: list[Entry]) -> list[Recorded]:
 
 def report(
     recorded: list[Recorded],
-    killed: list[tuple[str, float]],
+    killed: list[Killed],
     *,
     other: float = 0.0,
     **changes: object,
@@ -102,7 +146,7 @@ def test_a_report_of_a_sound_run() -> None:
     rounds = [each for each in recorded if isinstance(each.entry, RoundEntry)]
     first, second = rounds[0], rounds[1]
     at = (first.time + second.time) / 2
-    found = report(recorded, [(LEADER, at), (worker_name(1), 1090.0)])
+    found = report(recorded, [Killed(LEADER, at), Killed(worker_name(1), 1090.0)])
     assert found.is_sound
     assert (found.loss, found.held_out_loss, found.seconds) == (2.0, 3.5, 100.0)
     kill, last = found.kills
@@ -130,9 +174,24 @@ def test_a_run_whose_members_had_other_weights_is_not_sound() -> None:
 def test_a_worker_that_is_killed_again_did_not_come_back_from_the_first_kill() -> None:
     joined = JoinedEntry(0, "peer", 2, name=worker_name(1))
     recorded = [*recorded_of(run_of_two()), Recorded(99, 1060.0, joined)]
-    killed = [(worker_name(1), 1040.0), (worker_name(1), 1050.0), (worker_name(2), 1055.0)]
-    kills = report(recorded, killed).kills
-    assert [kill.rejoined_seconds for kill in kills] == [None, 10.0, None]
+    killed = [
+        Killed(worker_name(1), 1040.0),
+        Killed(worker_name(1), 1050.0, is_new=True),
+        Killed(worker_name(2), 1055.0),
+    ]
+    found = report(recorded, killed)
+    assert [kill.rejoined_seconds for kill in found.kills] == [None, 10.0, None]
+    assert found.num_joins == found.json()["num_joins"] == 1
+    text = "\n".join(found.rows())
+    assert "joins        1 after a kill, 1 of them by workers that were never there" in text
+    assert "10.0 s, as new" in text
+
+
+def test_a_report_beside_the_undisturbed_run() -> None:
+    found = report(recorded_of(run_of_two()), [])
+    told = found.beside(replace(found, held_out_loss=3.25))
+    assert told == "undisturbed  held out 3.2500, here 3.5000: 0.2500 apart"
+    assert found.beside(replace(found, held_out_loss=None)).endswith("not known, here 3.5000")
 
 
 def test_a_report_of_what_went_wrong() -> None:
