@@ -1,7 +1,7 @@
 """A training run computed in one process, in plain torch: from its journal, its data and its first checkpoint.
 
 Who trained on what, and what was in which round, is taken from the journal; all arithmetic is written out here and has
-nothing of the package in it, nor does anything go through a codec.
+nothing of the package in it. Nothing goes through a codec; that f16 and bf16 round is taken into account.
 """
 
 from __future__ import annotations
@@ -26,6 +26,13 @@ from neurogrid.training.runs.run_file import RunFile
 __all__ = ["Samples", "compute", "held_out_loss"]
 
 _AT_ONCE = 32
+
+
+_Forms = tuple[torch.dtype, torch.dtype]
+"""What contributions travel in, and what their mean does."""
+
+# Codecs that are rounding and no more; with others the means are computed as if they lost nothing.
+_FORMS = {"f16": torch.float16, "bf16": torch.bfloat16}
 
 
 class Samples:
@@ -110,6 +117,10 @@ def compute(
     members = [_Member(model, run, run.stop.steps) for _ in range(num_members)]
     common = [parameter.detach().clone() for parameter in members[0].parameters]
     momenta = [torch.zeros_like(each) for each in common]
+    sent = (
+        _FORMS.get(run.outer.codec, torch.float32),
+        _FORMS.get(run.outer.result_codec, torch.float32),
+    )
     fragments = _fragments([each.numel() for each in common], run.outer.fragments)
     for recorded in read_journal(run_directory / "journal"):
         if isinstance(recorded.entry, DealtEntry):
@@ -125,7 +136,7 @@ def compute(
         shares = [work.share / sum(each.share for each in works) for work in works]
         taking_part = [members[seat] for seat, _ in contributions]
         if run.outer.method == "data_parallel":
-            _step_together(members[0], works, shares, samples, recorded.entry.round)
+            _step_together(members[0], works, shares, samples, recorded.entry.round, sent)
             continue
         for member, work in zip(taking_part, works, strict=True):
             if work.ranges:
@@ -134,6 +145,7 @@ def compute(
             mean = _mean(
                 [member.parameters[place].detach() - common[place] for member in taking_part],
                 shares,
+                sent,
             )
             if any(work.ranges for work in works):
                 momenta[place].mul_(run.outer.momentum).add_(mean)
@@ -155,8 +167,11 @@ def _fragments(sizes: list[int], number: int) -> list[list[int]]:
     return fragments
 
 
-def _mean(tensors: list[Tensor], shares: list[float]) -> Tensor:
-    return torch.stack([share * each for share, each in zip(shares, tensors, strict=True)]).sum(0)
+def _mean(tensors: list[Tensor], shares: list[float], sent: _Forms) -> Tensor:
+    """As it arrives: what each sends is rounded on its way, and so is what comes of it."""
+    one, all_ = sent
+    arrived = [share * each.to(one).float() for share, each in zip(shares, tensors, strict=True)]
+    return torch.stack(arrived).sum(0).to(all_).float()
 
 
 def _step_together(
@@ -165,11 +180,12 @@ def _step_together(
     shares: list[float],
     samples: Samples,
     round_: int,
+    sent: _Forms,
 ) -> None:
     """A step of data parallel training. All members are alike: the model and the optimiser of one stand for all."""
     gradients = [member.gradients(samples.of(work)) for work in works]
     for place, parameter in enumerate(member.parameters):
-        parameter.grad = _mean([of_one[place] for of_one in gradients], shares)
+        parameter.grad = _mean([of_one[place] for of_one in gradients], shares, sent)
     member.step(round_ - 1)
 
 

@@ -86,13 +86,13 @@ class Way:
 
     Attributes:
         outer, inner: lines of these sections.
-        steps: None for as many as the pilot has.
+        times: as many steps as the pilot has.
     """
 
     outer: str = ""
     inner: str = ""
     num_members: int = NUM_MEMBERS
-    steps: int | None = None
+    times: int = 1
 
 
 WAYS = {
@@ -102,12 +102,14 @@ WAYS = {
     "DiLoCo": Way('method = "diloco"'),
     "averaging": Way('method = "averaging"'),
     "the defaults, lr 0.7, momentum 0.9": Way("lr = 0.7\nmomentum = 0.9"),
+    "the defaults, f32": Way('codec = "f32"'),
     "the defaults, int4": Way('codec = "int4"'),
+    "the defaults, topk:64": Way('codec = "topk:64"'),
     "DiLoCo, int4": Way('method = "diloco"\ncodec = "int4"'),
     "DiLoCo, every 50": Way('method = "diloco"\nevery = 50'),
-    "the defaults, twice as long": Way(steps=600),
-    "one member, twice as long": Way('method = "averaging"', num_members=1, steps=600),
-    "data parallel, twice as long": Way('method = "data_parallel"', steps=600),
+    "the defaults, twice as long": Way(times=2),
+    "one member, twice as long": Way('method = "averaging"', num_members=1, times=2),
+    "data parallel, twice as long": Way('method = "data_parallel"', times=2),
 }
 
 
@@ -142,9 +144,9 @@ class Pilot:
         self._directory.mkdir(exist_ok=True)
         model = self._directory / "model.json"
         model.write_text(json.dumps(MODEL))
-        warm = Way('method = "data_parallel"', 'schedule = "constant"\nwarmup = 50', steps=num_warm)
+        warm = Way('method = "data_parallel"', 'schedule = "constant"\nwarmup = 50')
         # Its data are others than those of the runs that follow.
-        self._run(WARM, warm, model, seed)
+        self._run(WARM, warm, model, seed, num_warm)
         self._start = self._directory / WARM / "run/checkpoints/latest"
 
     @property
@@ -154,7 +156,8 @@ class Pilot:
     def make(self, name: str) -> Path:
         """Make a run; where it is."""
         place = self._directory / name.replace(",", "").replace(" ", "-")
-        self._run(place.name, WAYS[name], self._start, 1000 + self._seed)
+        way = WAYS[name]
+        self._run(place.name, way, self._start, 1000 + self._seed, way.times * self._num_steps)
         return place
 
     def result(self, name: str, *, simulates: bool) -> Result:
@@ -173,7 +176,7 @@ class Pilot:
             last["seconds"],
         )
 
-    def _run(self, name: str, way: Way, model: Path, seed: int) -> None:
+    def _run(self, name: str, way: Way, model: Path, seed: int, num_steps: int) -> None:
         place = self._directory / name
         if (place / "sent").exists():
             return
@@ -185,7 +188,7 @@ class Pilot:
                 model=model.absolute(),
                 data=self._data.absolute(),
                 length=SEQUENCE_LENGTH,
-                steps=way.steps or self._num_steps,
+                steps=num_steps,
                 lr=LEARNING_RATE,
                 batch_tokens=BATCH_TOKENS,
                 inner=way.inner,
@@ -314,7 +317,8 @@ def main() -> None:
         f"{', '.join(map(str, options.seeds))}, from checkpoints of {options.warm} data parallel steps. Each run is "
         f"`neurogrid train` with {NUM_MEMBERS} workers, of which each takes {BATCH_TOKENS} tokens a step.\n\n"
         "*Kept* is the share of what data parallel training gains over one member. *Apart* is the greatest distance "
-        "to the loss that one process comes to in plain torch, with the same samples and no codec. *Sent* is what a "
+        "to the loss that one process comes to in plain torch, with the same samples, and what is sent rounded as f16 "
+        "does; other codecs are left out there. *Sent* is what a "
         "member sent for averaging, as the run's status counts it.",
         table(HEADER, rows_of(found)),
     )

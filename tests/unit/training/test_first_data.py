@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 from pathlib import Path
@@ -91,6 +92,20 @@ def test_token_ids_are_those_of_the_model(tmp_path: Path) -> None:
     told = refused(run, tmp_path, config)
     assert "id number 0 is 458,824,536" in told
     assert "were they ids of 2 B, token_bytes=2 would say so" in told
+
+
+def test_data_of_another_tokenizer_are_refused(tmp_path: Path) -> None:
+    tokenizer = tmp_path / "tokenizer.json"
+    tokenizer.write_text("{}")
+    digest = hashlib.sha256(b"{}").hexdigest()
+    for name, is_right in ((f"sha256:{digest}", True), ("sha256:00", False)):
+        manifest = Manifest("text", (TEXTS,), sequence_length=32, vocab_size=100, tokenizer=name)
+        run = run_of(path="d")
+        if is_right:
+            check_model(run, tmp_path, ModelNumbers(1000), manifest)
+            continue
+        with pytest.raises(ConfigurationError, match="prepared with another tokenizer than the"):
+            check_model(run, tmp_path, ModelNumbers(1000), manifest)
 
 
 @pytest.mark.parametrize(
