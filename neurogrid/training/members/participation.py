@@ -55,7 +55,7 @@ from neurogrid.training.members.sources import reach_sources
 from neurogrid.training.members.status import PartStatus
 from neurogrid.training.runs.common_steps import CommonSteps
 from neurogrid.training.runs.methods import weights_by
-from neurogrid.training.runs.outer_state import RunWeights
+from neurogrid.training.runs.outer_state import OuterState, RunWeights
 from neurogrid.training.runs.round_trace import Timeline, after_round, round_trace
 from neurogrid.training.runs.run_file import RunFile, parse_kept_run_file
 from neurogrid.training.runs.trainers import cut_batches, trainer_settings, work_seed
@@ -285,7 +285,7 @@ class Participation:
                     with unwrap_errors():
                         async with trio.open_nursery() as nursery:
                             nursery.start_soon(work.fetch_ahead)
-                            await work.run(own)
+                            await work.run(own, nursery)
                             nursery.cancel_scope.cancel()
                 if self._keep is not None and state.round:
                     # As the leader writes its last checkpoint: the same bits.
@@ -326,15 +326,20 @@ class _Work:
         self._weight = 0.0
         self._done = 0
         self._saved: list[Path] = []
+        self._overlaps = part._run_file.outer.overlap
+        # Set when no round of this member is under way.
+        self._landed = trio.Event()
+        self._landed.set()
         self._timeline = Timeline(
             {"neurogrid.run": part._run_file.name, "neurogrid.seat": part._start.seat}
         )
 
-    async def run(self, own: Tensor | None) -> None:
+    async def run(self, own: Tensor | None, nursery: trio.Nursery) -> None:
         """Begin where the others are, and work until the run ends.
 
         Args:
             own: the weights that this seat had at the checkpoint that the run goes on from.
+            nursery: for a round that is under way while the next work is trained.
         """
         group, state = self._group, self._state
         fetched = await group.fetch_state(state.sizes, timeout=_FETCH_TIMEOUT)
@@ -342,7 +347,8 @@ class _Work:
             raise NotAMemberError("nobody else is in the group")
         await trio.to_thread.run_sync(state.load, fetched)
         if own is not None:
-            state.weights.copy_(own)
+            assert isinstance(state, OuterState)
+            state.take_own(own)
         group.show_state(state.state())
         self._part._note(
             state="ready",
@@ -361,11 +367,18 @@ class _Work:
                 with self._timeline.during("training.train") as told:
                     await self._train(work)
                     told["neurogrid.samples"] = self._part._report.num_samples - before
+            await self._landed.wait()
+            if isinstance(state, OuterState):
+                await trio.to_thread.run_sync(state.settle)
             self._weight += work.share
             self._done = work.number
+            if self._overlaps and work.ranges:
+                await self._take_off(nursery)
+                continue
             await self._average()
             while self._weight and self._work_at_hand() is None and not self._is_over():
                 await self._average()  # the last work was late
+        await self._landed.wait()
 
     # Orders
 
@@ -408,6 +421,7 @@ class _Work:
 
     async def _look_on(self) -> None:
         """Take over what others learn."""
+        await self._landed.wait()
         while True:
             try:
                 outcome = await self._group.next_outcome(timeout=3600)
@@ -535,12 +549,37 @@ class _Work:
 
     async def _average(self) -> None:
         """Contribute to the next round, and take over what comes of it."""
+        vector, norm = await self._contribution()
+        await self._average_these(vector, norm)
+        if not self._overlaps:  # then it was saved before
+            await self._save_if_due()
+
+    async def _take_off(self, nursery: trio.Nursery) -> None:
+        """Contribute to the next round, which goes on meanwhile."""
+        vector, norm = await self._contribution()
+        saved = await self._save(self._state.round + 1)
+        self._landed = trio.Event()
+        nursery.start_soon(self._fly, vector, norm, saved)
+
+    async def _fly(self, vector: Tensor, norm: float, saved: Path | None) -> None:
+        outcome = await self._average_these(vector, norm)
+        if saved is not None and outcome.has_contributed:
+            await self._offer_saved(saved, outcome.round)
+        elif saved is not None:  # it is of another round, and of more samples than that one has
+            saved.unlink()
+        self._landed.set()
+
+    async def _contribution(self) -> tuple[Tensor, float]:
+        """What this member has for the next round, and its norm."""
         self._part._note(state="averaging", done=self._done)
         vector = await trio.to_thread.run_sync(self._state.contribution)
         norm = float(vector.norm())
         # What is finite and very large has no norm either.
         if not math.isfinite(norm) and not bool(torch.isfinite(vector).all()):
             raise TrainerError("the weights are not finite any more")
+        return vector, norm
+
+    async def _average_these(self, vector: Tensor, norm: float) -> Outcome:
         with self._timeline.during("training.average"):
             outcome = await self._agree(vector)
         cosine = _cosine(vector, outcome.values, norm) if outcome.has_contributed else None
@@ -548,7 +587,7 @@ class _Work:
         if outcome.has_contributed:
             self._weight = 0.0
         self._part._note(difference_norm=norm, cosine=cosine)
-        await self._save_if_due()
+        return outcome
 
     async def _agree(self, vector: Tensor) -> Outcome:
         """What comes of the next round, however long it takes."""
@@ -584,16 +623,25 @@ class _Work:
 
     async def _save_if_due(self) -> None:
         """Keep the optimiser for the checkpoint of this round."""
-        checkpoints = self._part._run_file.checkpoints
-        round_ = self._state.round
-        is_common = isinstance(self._state, CommonSteps)  # and with the leader
-        if is_common or not checkpoints.optimizers or round_ % checkpoints.every or self._weight:
+        if self._weight:
             return
+        if (path := await self._save(self._state.round)) is not None:
+            await self._offer_saved(path, self._state.round)
+
+    async def _save(self, round_: int) -> Path | None:
+        """A file with the optimiser for the checkpoint of a round; None where the run file wants none."""
+        checkpoints = self._part._run_file.checkpoints
+        is_common = isinstance(self._state, CommonSteps)  # and with the leader
+        if is_common or not checkpoints.optimizers or round_ % checkpoints.every:
+            return None
         path = self._directory / f"optimizer-{round_}.safetensors"
         with after_round(self._part.run_id, round_, "training.save"):
             await self._trainer.save_optimizer(path)
             if self._part._run_file.outer.fragments > 1:
                 await trio.to_thread.run_sync(add_weights, path, self._state.weights)
+        return path
+
+    async def _offer_saved(self, path: Path, round_: int) -> None:
         blob_id = await self._part._blobs.offered.offer(path)
         self._part._note(saved_round=round_, saved=blob_id)
         self._saved.append(path)

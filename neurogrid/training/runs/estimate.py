@@ -52,6 +52,8 @@ class Estimate:
         checkpoint_bytes: of the weights in one checkpoint, in float32.
         num_rounds: until the run stops; None where that depends on what is not known.
         compute_seconds, exchange_seconds: of a round; None where speed, or bandwidth, is not known.
+        round_seconds: of a round: computing, then exchanging, or both at once where they overlap; None where either is
+            not known.
     """
 
     num_parameters: int
@@ -67,13 +69,7 @@ class Estimate:
     num_rounds: int | None
     compute_seconds: float | None
     exchange_seconds: float | None
-
-    @property
-    def round_seconds(self) -> float | None:
-        """Of a round: computing, then exchanging; None where either is not known."""
-        if self.compute_seconds is None or self.exchange_seconds is None:
-            return None
-        return self.compute_seconds + self.exchange_seconds
+    round_seconds: float | None
 
 
 def estimate(
@@ -124,7 +120,9 @@ def estimate(
         sent -= encoded  # the leader has none of it
     compute = _compute_seconds(run, num_members, even_samples, speeds)
     exchange = max(sent, received) / bytes_per_second if bytes_per_second else None
-    seconds = None if compute is None or exchange is None else compute + exchange
+    seconds = None
+    if compute is not None and exchange is not None:
+        seconds = max(compute, exchange) if outer.overlap else compute + exchange
     return Estimate(
         num_parameters=num_parameters,
         num_members=num_members,
@@ -139,6 +137,7 @@ def estimate(
         num_rounds=num_rounds(run, round_samples, num_samples, seconds),
         compute_seconds=compute,
         exchange_seconds=exchange,
+        round_seconds=seconds,
     )
 
 

@@ -31,4 +31,5 @@ def weights_by(
         lr=run.outer.lr,
         momentum=run.outer.momentum,
         num_parts=run.outer.fragments,
+        overlaps=run.outer.overlap,
     )

@@ -9,7 +9,8 @@ Source: DiLoCo (Douillard et al., 2023), and its streaming form (2025).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Protocol
+from dataclasses import dataclass
+from typing import Final, Protocol
 
 import torch
 from blake3 import blake3
@@ -19,8 +20,12 @@ from neurogrid.errors import ConfigurationError
 from neurogrid.training.averaging.groups import Outcome, State
 from neurogrid.training.averaging.parts import AllOfIt, Fragments, Layout, gather, scatter
 from neurogrid.training.optimizers import OuterOptimizer
+from neurogrid.training.optimizers.vectors import Spans
 
 __all__ = ["OuterState", "RunWeights", "digest_of"]
+
+# Of what was agreed, in a member's own weights when it has trained on meanwhile.
+_MIX: Final = 0.5
 
 
 def digest_of(vector: Tensor) -> bytes:
@@ -71,6 +76,21 @@ class RunWeights(Protocol):
         """Take over what `state_dict` gave."""
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Unsettled:
+    """A part that was agreed on, and is not in a member's own weights yet.
+
+    Attributes:
+        spans: of the part.
+        agreed: float32 [elements of the part], the common weights after it.
+        before: the same before it, of a round that the member is not in; else None.
+    """
+
+    spans: Spans
+    agreed: Tensor
+    before: Tensor | None
+
+
 class OuterState:
     """Weights at the last sync, outer momentum, and a member's own weights.
 
@@ -79,6 +99,8 @@ class OuterState:
         weights: float32 [num_elements], a member's own: read, and written to when a round is applied.
         lr, momentum: of the outer step.
         num_parts: in which the weights are synced.
+        overlaps: whether the member trains on while a round is under way: then the round changes its own weights only
+            when it `settle`s.
 
     Attributes:
         layout, weights: as given.
@@ -90,10 +112,19 @@ class OuterState:
     """
 
     def __init__(
-        self, layout: Layout, weights: Tensor, *, lr: float, momentum: float, num_parts: int = 1
+        self,
+        layout: Layout,
+        weights: Tensor,
+        *,
+        lr: float,
+        momentum: float,
+        num_parts: int = 1,
+        overlaps: bool = False,
     ) -> None:
         self.layout, self.weights = layout, weights
         self.round = 0
+        self._overlaps = overlaps
+        self._unsettled: list[_Unsettled] = []
         self._outer = OuterOptimizer(weights, lr=lr, momentum=momentum)
         self._turns = Fragments(layout, num_parts) if num_parts > 1 else AllOfIt(layout)
         longest = max(self._turns.num_elements(turn) for turn in range(num_parts))
@@ -141,15 +172,51 @@ class OuterState:
                 f"round {outcome.round} cannot be applied to the weights after round {self.round}"
             )
         spans = self._turns.spans(self.round)
-        late = None if outcome.has_contributed else self.contribution()
         part = self._turns.num_elements(self.round)
+        before = late = None
+        if not outcome.has_contributed:
+            if self._overlaps:
+                before = gather(self._outer.theta0, spans).clone()
+            else:
+                late = self.contribution()
         if sum(outcome.weights) < 1:
             self._outer.take(outcome.values[:part], spans)
         else:
             self._outer.step(outcome.values[:part], spans)
         agreed = gather(self._outer.theta0, spans)
-        scatter(agreed if late is None else agreed + late[:part], self.weights, spans)
+        if self._overlaps:
+            self._unsettled.append(_Unsettled(spans, agreed.clone(), before))
+        else:
+            scatter(agreed if late is None else agreed + late[:part], self.weights, spans)
         self.round = outcome.round
+
+    def settle(self) -> None:
+        """Take what was agreed since into the member's own weights, once it has trained on.
+
+        Half of what it has learned since it contributed stays; where it did not contribute, all of it.
+        """
+        for each in self._unsettled:
+            own = gather(self.weights, each.spans).clone()
+            if each.before is None:
+                own = own.lerp(each.agreed, _MIX)
+            else:
+                own += each.agreed - each.before
+            scatter(own, self.weights, each.spans)
+        self._unsettled.clear()
+
+    def take_own(self, weights: Tensor) -> None:
+        """Have own weights again that were kept with the round that is the last one now.
+
+        Args:
+            weights: float32 [num_elements], after training, and before what was agreed was in them where it `settle`s
+                later.
+        """
+        self.weights.copy_(weights)
+        self._unsettled.clear()
+        if self._overlaps and self.round:
+            spans = self._turns.spans(self.round - 1)
+            agreed = gather(self._outer.theta0, spans).clone()
+            self._unsettled.append(_Unsettled(spans, agreed, None))
 
     def state(self) -> State:
         """What a newcomer needs: live buffers, which `apply` writes to."""
@@ -159,6 +226,7 @@ class OuterState:
         """Begin where the others are."""
         self._outer.load(state.vectors)
         self.round = state.round
+        self._unsettled.clear()
         self.weights.copy_(self._outer.theta0)
 
     def state_dict(self) -> dict[str, Tensor]:
@@ -169,4 +237,5 @@ class OuterState:
         """Take over what `state_dict` gave after a round."""
         self._outer.load_state_dict(dict(state))
         self.round = round_number
+        self._unsettled.clear()
         self.weights.copy_(self._outer.theta0)

@@ -22,6 +22,7 @@ from neurogrid.training.runs.entries import (
 )
 from neurogrid.training.runs.inner_optimizer import rates_of
 from neurogrid.training.runs.methods import weights_by
+from neurogrid.training.runs.outer_state import OuterState
 from neurogrid.training.runs.run_directory import RunDirectory
 from neurogrid.training.runs.trainers import cut_batches, trainer_settings, work_seed
 from neurogrid.training.trainer import FileRange
@@ -68,6 +69,8 @@ class _Seat:
             else:
                 self.learner.step(batch, number=step, seed=seed)
                 self.learner.write_weights(self.weights)
+        if isinstance(self.state, OuterState):
+            self.state.settle()
 
     def gradient(self, work: Assignment) -> torch.Tensor:
         """Of the one batch of a work, at the weights."""

@@ -69,10 +69,14 @@ def test_a_run_leaves_behind_what_it_says(tmp_path: Path) -> None:
     assert begun.slices == manifest.sizes
 
 
-def test_a_resumed_run_has_the_bits_of_one_that_was_not_stopped(tmp_path: Path) -> None:
+@pytest.mark.parametrize("overlap", ["", "overlap = true\n"], ids=["in turn", "overlap"])
+def test_a_resumed_run_has_the_bits_of_one_that_was_not_stopped(
+    tmp_path: Path, overlap: str
+) -> None:
     run_file = (
         RUN_FILE
-        + "[stop]\nrounds = 12\n[outer]\nevery = 8\nprojected = false\n[checkpoints]\nevery = 4\n[members]\nmin = 2\n"
+        + f"[stop]\nrounds = 12\n[outer]\nevery = 8\nprojected = false\n{overlap}"
+        + "[checkpoints]\nevery = 4\n[members]\nmin = 2\n"
     )
     whole, stopped = tmp_path / "whole", tmp_path / "stopped"
     for directory in (whole, stopped):
@@ -108,7 +112,7 @@ def test_a_run_goes_on_from_any_folder_and_after_versions(tmp_path: Path) -> Non
         (tmp_path / "run.toml").write_text(f"{run_file}[checks]\nauditors = 2\n")
         run.lead("--local-workers", "1", "--resume")
         assert run.leader is not None
-        assert run.leader.wait(DEADLINE) == 1
+        assert run.leader.wait(DEADLINE) == 2
         assert "[checks] auditors was 1 and is 2. Go on with that one" in run.log
         assert run.leader.stdout is not None
         run.leader.stdout.close()
@@ -193,12 +197,20 @@ def test_a_run_goes_on_with_another_number_of_members(tmp_path: Path) -> None:
     assert len(used) == manifest.num_samples
 
 
-@pytest.mark.parametrize("method", ["streaming", "diloco", "data_parallel"])
-def test_a_run_is_what_one_process_computes(tmp_path: Path, method: str) -> None:
-    outer = "" if method == "data_parallel" else "every = 8\n"
+@pytest.mark.parametrize(
+    "outer",
+    [
+        'method = "streaming"\nevery = 8\n',
+        'method = "streaming"\nevery = 8\noverlap = true\n',
+        'method = "diloco"\nevery = 8\n',
+        'method = "data_parallel"\n',
+    ],
+    ids=["streaming", "overlap", "diloco", "data_parallel"],
+)
+def test_a_run_is_what_one_process_computes(tmp_path: Path, outer: str) -> None:
     run_file = (
         RUN_FILE
-        + f'[stop]\nrounds = 9\n[outer]\nmethod = "{method}"\n{outer}codec = "f32"\ngrace = 60.0\n'
+        + f'[stop]\nrounds = 9\n[outer]\n{outer}codec = "f32"\ngrace = 60.0\n'
         + "[members]\nmin = 3\n"
     )
     with open_run(tmp_path, free_port(), run_file) as run:

@@ -135,6 +135,11 @@ def test_time_of_a_round_with_bandwidth() -> None:
     assert told.compute_seconds == pytest.approx(32)
     assert told.exchange_seconds == pytest.approx(7)
     assert told.round_seconds == pytest.approx(39)
+    streaming = with_outer(RUN, method="streaming", fragments=4, overlap=True)
+    both = estimate(streaming, MILLION, num_members=4, speeds=(10,), bytes_per_second=MILLION)
+    assert both.compute_seconds is not None
+    assert both.exchange_seconds is not None
+    assert both.round_seconds == max(both.compute_seconds, both.exchange_seconds)
 
 
 @pytest.mark.parametrize(

@@ -63,3 +63,44 @@ def test_what_is_late_stays_on_top_of_the_common_weights() -> None:
     member.weights.fill_(1.0)
     member.apply(outcome(1, torch.full((7,), 2.0), 4.0, contributed=False))
     assert torch.allclose(member.weights, member.common + 1.0)
+
+
+def overlapping() -> OuterState:
+    return OuterState(LAYOUT, torch.zeros(7), lr=0.7, momentum=0.9, num_parts=3, overlaps=True)
+
+
+def test_what_is_agreed_while_a_member_trains_on_is_mixed_in_afterwards() -> None:
+    member = overlapping()
+    member.weights.fill_(1.0)
+    member.apply(outcome(1, member.contribution(), 4.0))
+    assert torch.equal(member.weights, torch.ones(7)), "it trains on with what it has"
+    member.weights.add_(1.0)
+    member.settle()
+    agreed = 0.7 * 1.9
+    assert torch.allclose(member.weights[:3], torch.full((3,), (2.0 + agreed) / 2))
+    assert torch.equal(member.weights[3:], torch.full((4,), 2.0))
+    member.settle()
+    assert torch.allclose(member.weights[:3], torch.full((3,), (2.0 + agreed) / 2)), "once"
+
+
+def test_what_is_late_keeps_its_distance_to_the_common_weights() -> None:
+    member = overlapping()
+    member.weights.fill_(1.0)
+    member.apply(outcome(1, torch.full((3,), 2.0), 4.0, contributed=False))
+    member.settle()
+    assert torch.allclose(member.weights[:3], member.common[:3] + 1.0)
+
+
+def test_weights_that_were_kept_are_mixed_as_they_would_have_been() -> None:
+    """They are kept when their part is sent: what was agreed comes to them after the next work, also then."""
+    member, resumed = overlapping(), overlapping()
+    member.weights.fill_(1.0)
+    vector, kept = member.contribution(), member.weights.clone()
+    member.apply(outcome(1, vector, 4.0))
+    resumed.load(member.state())
+    resumed.take_own(kept)
+    for each in (member, resumed):
+        each.weights.add_(0.25)
+        each.settle()
+    assert torch.equal(member.weights, resumed.weights)
+    assert torch.equal(member.common, resumed.common)

@@ -343,6 +343,10 @@ def test_every_key_is_checked_and_told_by_its_line(title: str, key: str, wrong: 
             f"{LEAST}[outer]\nquorum = 65",
             "run.toml:11: [outer] quorum is at most [members] max, 64",
         ),
+        (
+            f'{LEAST}[outer]\nmethod = "diloco"\noverlap = true',
+            'run.toml:12: [outer] overlap is of method "streaming" with at least 2 fragments',
+        ),
         (f"{LEAST}[members]\nmax = 2\nmin = 3", "run.toml:12: [members] min is at most max, 2"),
         (
             LEAST.replace('"data/"', '"data/"\nsequence_length = 8192'),

@@ -297,6 +297,8 @@ class OuterSection(Section):
         quorum: contributors that a round needs at least.
         grace: seconds that a round waits for late members once it has its quorum.
         attempt_timeout: seconds for one attempt at a round.
+        overlap: whether members train on while a round is under way, so that a slow line holds nobody up; with
+            "streaming" and at least 2 fragments.
     """
 
     method: str = "streaming"
@@ -311,6 +313,7 @@ class OuterSection(Section):
     quorum: int = 1
     grace: float = 10.0
     attempt_timeout: float = 300.0
+    overlap: bool = False
 
     title: ClassVar[str] = "outer"
     keys: ClassVar[Mapping[str, Kind]] = {
@@ -336,6 +339,7 @@ class OuterSection(Section):
         "attempt_timeout": number(
             f"of seconds from 1 to {_WEEK}", lambda value: 1 <= value <= _WEEK
         ),
+        "overlap": BOOLEAN,
     }
 
     @property
@@ -368,6 +372,13 @@ class OuterSection(Section):
                 "fragments",
                 f"is at most every, {self.every}: one is sent a step",
                 self.place_of("every"),
+                method,
+            )
+        if self.overlap and self.fragments < 2:
+            raise self.fault(
+                "overlap",
+                'is of method "streaming" with at least 2 fragments: one is trained on while another is averaged',
+                self.place_of("fragments"),
                 method,
             )
 
