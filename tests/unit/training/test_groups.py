@@ -188,22 +188,42 @@ async def test_a_member_that_is_late_gets_the_outcome_without_its_vector() -> No
 
 
 async def test_a_round_does_not_wait_for_those_that_cannot_make_it() -> None:
-    """And waits for those that can, and for those of which nothing is known."""
+    """And waits for those that can, for those of which nothing is known, and longer for one that was passed over."""
     async with a_group(3, grace=20.0) as peers:
         founder, _, slow = peers.all
+
+        def foresee(seconds: float) -> None:
+            founder.group.foresee({slow.group.peer_id: trio.current_time() + seconds})
+
+        async def is_late(number: int) -> None:
+            with pytest.raises(RoundTimeout):
+                await peers.all[number].group.average(given[number], timeout=2.0)
+
+        async def waits() -> None:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(is_late, 0)
+                nursery.start_soon(is_late, 1)
+
         given = vectors(3)
         await peers.average(given)  # it has been there
         began = trio.current_time()
-        founder.group.foresee({slow.group.peer_id: began + 1000.0})
+        foresee(30.0)
         outcomes = await peers.average(given[:2])
         assert all(len(outcome.contributors) == 2 for outcome in outcomes)
         assert trio.current_time() - began < 15.0
-        assert not (await slow.group.average(given[2], timeout=TIMEOUT)).has_contributed
-        for due in ({slow.group.peer_id: trio.current_time() + 15.0}, {}):
-            founder.group.foresee(due)
-            with pytest.raises(RoundTimeout, match="waits for"):
-                await founder.group.average(given[0], timeout=1.0)
-            assert all(o.has_contributed for o in await peers.average(given))
+        foresee(30.0)
+        await waits()
+        foresee(45.0)
+        outcomes = await peers.average(given[:2])
+        assert all(len(outcome.contributors) == 2 for outcome in outcomes)
+        for _ in range(2):
+            assert not (await slow.group.average(given[2], timeout=TIMEOUT)).has_contributed
+        assert all(o.has_contributed for o in await peers.average(given))
+        foresee(15.0)
+        await waits()
+        founder.group.foresee({})
+        await waits()
+        assert all(o.has_contributed for o in await peers.average(given))
 
 
 @pytest.mark.parametrize("looks_on", [0, 2], ids=["leader", "member"])

@@ -37,6 +37,8 @@ _MAX_STRIKES: Final = 2
 _GRACES_UNTIL_REMOVED: Final = 2
 # Of the grace: so long others aggregate for two members that could not hear each other.
 _GRACES_APART: Final = 30
+# A member that cannot make it by the grace is waited for that long at most, in the last of so many rounds.
+_MAX_GRACES: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +124,8 @@ class Leader:
     _apart: dict[frozenset[str], float] = field(default_factory=dict)
     _struck_at: float = 0.0
     _quorum_since: float | None = None
+    # By peer id, rounds in a row that it was a member in and not a contributor.
+    _passed_over: Counter[str] = field(default_factory=Counter)
     _bandwidths: dict[str, float] = field(default_factory=dict)
 
     # What is heard
@@ -184,6 +188,8 @@ class Leader:
         if self.proposed is not None:
             decided = self._outcome(self.proposed, progress, now)
             if decided is not None:
+                if decided.is_round:
+                    self._note_round(decided)
                 self._forget_index()
                 return decided
         if self.proposed is None:
@@ -387,8 +393,7 @@ class Leader:
             return None
         if self._quorum_since is None:
             self._quorum_since = now
-        until = self._quorum_since + self.settings.grace
-        if now < until and any(self.due.get(peer, now) <= until for peer in late):
+        if any(self._is_waited_for(peer, self._quorum_since, now) for peer in late):
             return None
         plan = make_plan(
             self.settings,
@@ -418,6 +423,22 @@ class Leader:
             addresses=addresses,
         )
         return self._proposed(decision, acceptors, plan)
+
+    def _is_waited_for(self, peer: str, since: float, now: float) -> bool:
+        """Whether a round that has had its quorum since then waits for a member that is late."""
+        due, grace = self.due.get(peer), self.settings.grace
+        if due is None:
+            return now - since < grace
+        # Graces that rounds before did not wait for it: it would be too far behind before all of them are over.
+        until = since + grace * min(1 + self._passed_over[peer], _MAX_GRACES)
+        return max(now, due) < until
+
+    def _note_round(self, decision: Decision) -> None:
+        for peer in decision.peers:
+            if peer in decision.contributors:
+                self._passed_over.pop(peer, None)
+            else:
+                self._passed_over[peer] += 1
 
     def _bandwidths_of_reducers(self, peers: Collection[str], now: float) -> dict[str, float]:
         """Bandwidths, 0 for those that could not hear each other lately: others aggregate for both."""
