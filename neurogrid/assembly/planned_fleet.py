@@ -57,6 +57,7 @@ from neurogrid.p2p.transfer import Transfers
 from neurogrid.p2p.wire import (
     PROTOCOL_V10,
     PROTOCOL_V11,
+    GPUInfo,
     LayerIds,
     MessageType,
     TensorMessage,
@@ -245,7 +246,13 @@ async def open_plan(
             if not message.request_id and not LayerIds.decode(message.data).ids:
                 fleet.leave(sender_of(message))
 
+        def on_memory(message: TensorMessage) -> None:
+            """A worker that says unasked what memory it has gave some to others (sessions.md, "Giving way")."""
+            if not message.request_id:
+                fleet.said_memory(sender_of(message), GPUInfo.decode(message.data))
+
         protocol.on_message(MessageType.LAYER_STATUS, on_layer_status)
+        protocol.on_message(MessageType.GPU_INFO, on_memory)
         if workers:
             progress.working("asking the workers what they have")
         # Workers that were started here have this machine for themselves.

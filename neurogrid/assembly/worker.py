@@ -1,4 +1,4 @@
-"""The worker: holds a stage, computes with it, for one coordinator at a time.
+"""The worker: holds a stage of each coordinator that it serves, and computes with it.
 
 Stateless unless it has a model directory of its own. Layers come in by `worker.layers` and
 `worker.transfers`, sessions are computed by `inference.sessions`; here they are put on a host and kept running.
@@ -87,6 +87,8 @@ class Worker:
         ):
             service.register()
         state.on_layers_changed = self._layers_changed
+        state.on_gave_way = self._gave_way
+        state.caches_in_use = self._sessions.caches_in_use
         self.board = WorkerBoard(state, self._sessions, name=name, machine=machine)
         self.training: MemberService | None = None
         self.protocol = protocol
@@ -106,8 +108,8 @@ class Worker:
 
     @property
     def held_layers(self) -> tuple[int, ...]:
-        """Layers in memory."""
-        return tuple(sorted(self._state.model.held)) if self._state.model else ()
+        """Layers in memory; of several models, those of each."""
+        return tuple(sorted(layer_id for model in self._state.models for layer_id in model.held))
 
     @property
     def sessions(self) -> SessionService:
@@ -123,6 +125,16 @@ class Worker:
     def memory(self) -> DeviceMemory:
         """Memory of the device, or the limit; what layers held here take counts as free."""
         return self._state.memory()
+
+    @property
+    def promised_bytes(self) -> int:
+        """Of that memory, what coordinators were promised."""
+        return self._state.room.promised_bytes
+
+    @property
+    def num_given_way(self) -> int:
+        """Coordinators that were idle and whose memory another one got, since the start."""
+        return self._state.num_given_way
 
     @property
     def received_bytes(self) -> Mapping[WeightSource, int]:
@@ -161,7 +173,7 @@ class Worker:
         host.start_soon(self._sessions.expire)
 
     async def drain(self) -> None:
-        """Open no session any more, wait until the coordinator has taken the open ones elsewhere, and write the cache.
+        """Open no session any more, wait until coordinators have taken the open ones elsewhere, and write the cache.
 
         To be called before the worker is ended, with a deadline: there may be nobody who could take them.
         """
@@ -170,19 +182,26 @@ class Worker:
             nursery.start_soon(self._sessions.drain)
 
     def announcement(self) -> Announcement:
-        """Return what this worker says of itself to peers that look for workers."""
-        model = self._state.model
+        """Return what this worker says of itself to peers that look for workers: of its models the first."""
+        models = self._state.models
+        served = [tenant.model for tenant in self._state.tenants.values() if tenant.model]
+        model = next(iter((*served, *models)), None)
         return Announcement(
             "worker",
             model=model.name[:MAX_MODEL_CHARS] if model is not None else "",
-            free_memory=self._state.memory().free_bytes,
-            layers=layer_ranges(self.held_layers)[:MAX_LAYER_RANGES],
+            free_memory=self._state.memory_for("").free_bytes,
+            layers=layer_ranges(tuple(sorted(model.held)) if model is not None else ())[
+                :MAX_LAYER_RANGES
+            ],
         )
 
-    def _layers_changed(self) -> None:
-        """Layers are being replaced: no session over them goes on."""
-        self._sessions.forget_all()
-        self._v10.clear()
+    def _layers_changed(self, owner: str) -> None:
+        """Layers of a tenant are being replaced: no session over them goes on."""
+        self._sessions.forget_sessions(owner)
+        self._v10.forget_caches(owner)
+
+    def _gave_way(self, owner: str) -> None:
+        self.protocol.host.start_soon(self._sessions.announce_memory, owner)
 
     def _on_peer_lost(self, peer_id: str, reason: NeuroGridError) -> None:
         logger.debug("the stream with %s ended: %s", peer_id, reason)
@@ -200,13 +219,13 @@ class Worker:
         self._transfers.forget(peer_id)
         self._layers.forget(peer_id)
         self._v10.forget(peer_id)
-        if self._state.coordinator == peer_id:
+        if peer_id in self._state.tenants:
             logger.log(
                 self._state.settings.says_at,
                 "the coordinator %s is gone; its layers are kept",
                 peer_id,
             )
-            self._state.release()
+            self._state.release(peer_id)
 
 
 @asynccontextmanager

@@ -9,6 +9,7 @@ import trio
 from neurogrid.fleet.remote_worker import RemoteWorker
 from neurogrid.fleet.step_times import StepTimes
 from neurogrid.fleet.worker_info import WorkerInfo
+from neurogrid.p2p.wire import GPUInfo
 
 __all__ = ["Member"]
 
@@ -28,6 +29,7 @@ class Member:
         rests_until: trio's time before which it is asked for nothing; it has refused.
         is_placing: layers are on their way to it.
         is_cut: its connection was lost meanwhile, and may come back.
+        is_short: it had less memory for us than was planned with, or said so unasked: others share it.
         is_preparing: it is being told the model's config, to stand by.
         lock: held while it is configured and given layers.
         times: what it took for the steps of sessions.
@@ -44,6 +46,7 @@ class Member:
     is_placing: bool = False
     is_cut: bool = False
     is_preparing: bool = False
+    is_short: bool = False
     lock: trio.Lock = field(default_factory=trio.Lock)
     times: StepTimes = field(default_factory=StepTimes)
 
@@ -72,6 +75,13 @@ class Member:
     def is_resting(self) -> bool:
         """Whether it is asked for nothing for now."""
         return self.rests_until > trio.current_time()
+
+    def has_memory(self, memory: GPUInfo) -> None:
+        """Note what memory it says that there is for us."""
+        free_bytes = max(memory.total_bytes - memory.used_bytes, 0)
+        self.info = replace(
+            self.info, free_bytes=free_bytes, total_bytes=memory.total_bytes, memory_known=True
+        )
 
     def rest(self, seconds: float) -> None:
         """Leave it alone for a while."""

@@ -46,7 +46,8 @@ class Batcher(Generic[J, R]):
         compute: runs those, in the torch thread. Gives for each its result, the error that it alone has, or
             None where it is not finished: then it waits again, behind the others.
         run_torch: calls a function in the torch thread.
-        max_waiting: jobs that may wait; more are refused.
+        max_waiting: jobs of one group that may wait; more are refused.
+        group: of a job; all are of one where none is given.
         linger: seconds to wait for more that should run with these, which wait; 0 if some of them are to run now, and
             infinite until more come or `look_again` is called.
     """
@@ -59,8 +60,10 @@ class Batcher(Generic[J, R]):
         *,
         max_waiting: int,
         linger: Callable[[Sequence[J]], float] = lambda waiting: 0.0,
+        group: Callable[[J], Hashable] = lambda job: None,
     ) -> None:
         self._linger = linger
+        self._group = group
         self._choose = choose
         self._compute = compute
         self._run_torch = run_torch
@@ -84,9 +87,13 @@ class Batcher(Generic[J, R]):
             RequestRefusedError: too many wait already.
             Exception: what `compute` gave for this job, or raised.
         """
-        if len(self._waiting) >= self._max_waiting:
+        num_waiting = len(self._waiting)
+        if num_waiting >= self._max_waiting:  # else none of the groups is full
+            group = self._group(job)
+            num_waiting = sum(self._group(item.job) == group for item in self._waiting)
+        if num_waiting >= self._max_waiting:
             raise RequestRefusedError(
-                f"{len(self._waiting)} steps wait already",
+                f"{num_waiting} steps wait already",
                 code=ErrorCode.SESSION_LIMIT,
                 retry_after=FULL_RETRY_AFTER,
             )

@@ -53,11 +53,22 @@ FREE: Final = MetricSpec(
     "Memory for layers and caches in all, those that are held included.",
 )
 IS_SERVING: Final = MetricSpec(
-    "neurogrid_serving_coordinator", "gauge", "1 while a coordinator uses this worker, else 0."
+    "neurogrid_serving_coordinator", "gauge", "Coordinators that use this worker, 0 or more."
+)
+PROMISED: Final = MetricSpec(
+    "neurogrid_promised_bytes",
+    "gauge",
+    "Memory that coordinators were promised for their layers and caches.",
+)
+GIVEN_WAY: Final = MetricSpec(
+    "neurogrid_given_way_total",
+    "counter",
+    "Coordinators that were idle and whose memory another one got.",
 )
 WORKER_METRICS: Final = (
     *(STAGE, STAGE_TOKENS, ROWS, STEP_QUEUE, STEPS_WAITING, SESSIONS),
     *(CACHE_USED, CACHE_RESERVED, CACHE_LIMIT, HELD_LAYERS, HELD_BYTES, RECEIVED, FREE, IS_SERVING),
+    *(PROMISED, GIVEN_WAY),
 )
 
 
@@ -93,12 +104,14 @@ def _read_work(worker: Worker, reading: Reading) -> None:
     reading.add(CACHE_USED, load.cache_used_bytes)
     reading.add(CACHE_RESERVED, load.cache_reserved_bytes)
     reading.add(CACHE_LIMIT, load.cache_limit_bytes)
-    reading.add(IS_SERVING, load.is_serving)
+    reading.add(IS_SERVING, load.num_coordinators)
 
 
 def _read_memory(worker: Worker, reading: Reading) -> None:
     reading.add(HELD_LAYERS, len(worker.held_layers))
     reading.add(HELD_BYTES, worker.sessions.load.weight_bytes)
     reading.add(FREE, worker.memory.free_bytes)
+    reading.add(PROMISED, worker.promised_bytes)
+    reading.add(GIVEN_WAY, worker.num_given_way)
     for source, num_bytes in worker.received_bytes.items():
         reading.add(RECEIVED, num_bytes, source.value)

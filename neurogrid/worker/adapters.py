@@ -1,4 +1,4 @@
-"""The adapters that a worker has beside its layers: fetched when a session is opened with one, kept for the next.
+"""The adapters that a tenant has beside its layers: fetched when a session is opened with one, kept for the next.
 
 A part is known by the blob that it came as; sessions whose adapters have the same part share it. Parts that no session
 has open stay, the longest unused going first, as long as there is room beside what the assignment agreed on.
@@ -50,9 +50,10 @@ _Key = tuple[int, bytes]
 
 
 class WorkerAdapters:
-    """The parts of adapters that are here.
+    """The parts of adapters that are here for one tenant.
 
     Args:
+        owner: its peer id.
         in_use: the adapters of the sessions that are open.
     """
 
@@ -60,10 +61,12 @@ class WorkerAdapters:
         self,
         state: WorkerState,
         transfers: TransferService,
+        owner: str,
         in_use: Callable[[], Iterable[Adapter]],
     ) -> None:
         self._state = state
         self._transfers = transfers
+        self._owner = owner
         self._in_use = in_use
         self._lock = trio.Lock()
         # What was read for the layers of before is never put beside those of now: its shapes may be others.
@@ -77,8 +80,9 @@ class WorkerAdapters:
         self._generation += 1
         self._parts.clear()
         self._adapters.clear()
+        self._note_bytes()
 
-    async def take(self, model: HeldModel, opened: SessionOpen, owner: str) -> Adapter:
+    async def take(self, model: HeldModel, opened: SessionOpen) -> Adapter:
         """The adapter that a session is to be opened with, fetched from its opener as far as it is not here.
 
         Raises:
@@ -91,11 +95,12 @@ class WorkerAdapters:
         async with self._lock:
             if (found := self._adapters.get(key)) is not None:
                 return found
-            if self._state.model is not model:
+            tenant = self._state.tenants.get(self._owner)
+            if tenant is None or tenant.model is not model:
                 raise _replaced()
             generation, ids = self._generation, _ids(opened)
             self._require_places(ids)
-            await self._bring(model, ids, owner, generation)
+            await self._bring(model, ids, generation)
             self._require_same(generation)
             adapter = Adapter(
                 {layer_id: self._parts[layer_id, blob] for layer_id, blob in ids.items()}
@@ -112,9 +117,7 @@ class WorkerAdapters:
         if self._generation != generation:
             raise _replaced()
 
-    async def _bring(
-        self, model: HeldModel, ids: Mapping[int, bytes], owner: str, generation: int
-    ) -> None:
+    async def _bring(self, model: HeldModel, ids: Mapping[int, bytes], generation: int) -> None:
         """Have the parts in the table, all of them or as many as came before one that failed."""
         missing = [each for each in ids.items() if each not in self._parts]
         for each in ids.items():
@@ -124,25 +127,24 @@ class WorkerAdapters:
         async def fetch() -> None:
             while missing:
                 layer_id, blob_id = missing.pop(0)
-                part = await self._read(model, layer_id, blob_id, owner)
+                part = await self._read(model, layer_id, blob_id)
                 self._require_same(generation)
                 self._make_room(layer_id, part.num_bytes, keep=ids)
                 self._parts[layer_id, blob_id] = part
+                self._note_bytes()
 
         with unwrap_errors():
             async with trio.open_nursery() as nursery:
                 for _ in range(FETCHES):
                     nursery.start_soon(fetch)
 
-    async def _read(
-        self, model: HeldModel, layer_id: int, blob_id: bytes, owner: str
-    ) -> LayerAdapter:
+    async def _read(self, model: HeldModel, layer_id: int, blob_id: bytes) -> LayerAdapter:
         state, linears = self._state, model.stage.linear_layers(layer_id)
         most = max_part_bytes(linears)
         stored = await state.blobs.load(blob_id, max_bytes=most)
         source = WeightSource.DISK
         if stored is None:
-            stored = await self._fetch(layer_id, blob_id, owner, most)
+            stored = await self._fetch(layer_id, blob_id, most)
             source = WeightSource.COORDINATOR
 
         def read() -> LayerAdapter:
@@ -159,12 +161,12 @@ class WorkerAdapters:
         state.note_received(source, stored.num_bytes)
         return part
 
-    async def _fetch(self, layer_id: int, blob_id: bytes, owner: str, max_bytes: int) -> StoredBlob:
+    async def _fetch(self, layer_id: int, blob_id: bytes, max_bytes: int) -> StoredBlob:
         deadline = trio.current_time() + FETCH_TIMEOUT
         while True:
             try:
                 return await self._transfers.fetch(
-                    owner, blob_id, max_bytes=max_bytes, timeout=FETCH_TIMEOUT
+                    self._owner, blob_id, max_bytes=max_bytes, timeout=FETCH_TIMEOUT
                 )
             except PeerRefusedError as exc:
                 delay = exc.retry_after or BUSY_DELAY
@@ -226,21 +228,21 @@ class WorkerAdapters:
                 )
             idle.remove(here[0])
             del self._parts[here[0]]
+            self._note_bytes()
 
     def _room(self) -> int:
-        """Bytes that are left beside layers, agreed sessions and the parts that are here."""
-        state = self._state
-        model, assignment = state.model, state.assignment
-        if model is None or assignment is None:
+        """Bytes that are left beside layers, agreed sessions, the parts that are here, and what others have."""
+        if self._owner not in self._state.room:
             return 0
-        agreed = model.needed_bytes(
-            assignment.start,
-            assignment.stop,
-            num_tokens=assignment.max_length,
-            num_sessions=assignment.max_sessions,
-        )
-        held = sum(part.num_bytes for part in self._parts.values())
-        return state.memory().free_bytes - agreed - held
+        return self._state.unpromised_bytes(self._owner)
+
+    @property
+    def _num_bytes(self) -> int:
+        return sum(part.num_bytes for part in self._parts.values())
+
+    def _note_bytes(self) -> None:
+        """Have the room know what is beside the layers."""
+        self._state.room.set_beside(self._owner, self._num_bytes)
 
 
 def _ids(opened: SessionOpen) -> dict[int, bytes]:

@@ -1,7 +1,7 @@
 """A worker's account of its device for a plan: how fast it computes, and which layers it has already.
 
 It measures itself when it is first asked for a dtype, for half a second in its torch thread, and keeps the
-figures as long as it runs. While it computes for another coordinator it measures nothing.
+figures as long as it runs. While it computes for other coordinators it measures nothing.
 
 Source: protocol_spec/messages.md, DeviceInfo.
 """
@@ -48,7 +48,7 @@ class DeviceService:
         info = DeviceInfo(
             kind=self._state.device.type,
             dtype=request.dtype,
-            held=tuple(sorted(await self._held(request))),
+            held=tuple(sorted(await self._held(request, sender_of(message)))),
             read_rate=int(speed.bytes_per_second) if speed else 0,
             compute_rate=int(speed.flops) if speed else 0,
             layer_nanos=int(speed.layer_seconds * 1e9) if speed else 0,
@@ -61,7 +61,7 @@ class DeviceService:
         if dtype not in CONFIG_DTYPES.values():
             return None
         async with self._lock:
-            is_busy = state.coordinator not in (None, peer_id)
+            is_busy = any(owner != peer_id for owner in state.tenants)
             if dtype not in self._speeds and not is_busy:
                 self._speeds[dtype] = await state.run_torch(
                     measure_speed,
@@ -72,15 +72,17 @@ class DeviceService:
                 logger.debug("measured in %s: %s", dtype, self._speeds[dtype])
         return self._speeds.get(dtype)
 
-    async def _held(self, request: DeviceInfoRequest) -> set[int]:
-        """Layers of the model that is asked about, in memory and on disk."""
+    async def _held(self, request: DeviceInfoRequest, peer_id: str) -> set[int]:
+        """Layers of the model that is asked about, on disk and, of those that others do not have, in memory."""
         state = self._state
         if not request.model:
             return set()
         held = set(await state.blobs.layers_on_disk(request.model.hex()))
-        model = state.model
-        if model is not None and model.fingerprint == request.model:
-            held |= set(model.held) if dtype_name(model.dtype) == request.dtype else set()
+        tenant = state.tenants.get(peer_id)
+        own = [tenant.model] if tenant is not None and tenant.model is not None else []
+        for model in (*state.kept, *own):
+            if (model.fingerprint, dtype_name(model.dtype)) == (request.model, request.dtype):
+                held |= set(model.held)
         checkpoint = state.checkpoint
         if checkpoint is not None and config_fingerprint(checkpoint.config) == request.model:
             held |= checkpoint.present_layers

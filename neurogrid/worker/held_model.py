@@ -159,6 +159,10 @@ class HeldModel:
         """Whether a token gets the same bits in layers [start, stop), all held, whatever it is computed with."""
         return self.traits.same_bits and self.stage.has_same_bits(start, stop)
 
+    def is_same(self, other: HeldModel) -> bool:
+        """Whether a layer of the one may stand in the other: the same config, computed in the same dtype."""
+        return (self.fingerprint, self.dtype) == (other.fingerprint, other.dtype)
+
     @property
     def held_bytes(self) -> int:
         """Bytes of the weights that are held."""

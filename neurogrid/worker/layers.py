@@ -13,12 +13,7 @@ from contextlib import contextmanager
 
 import trio
 
-from neurogrid.errors import (
-    CapacityError,
-    CheckpointError,
-    RemoteProtocolError,
-    RequestRefusedError,
-)
+from neurogrid.errors import CheckpointError, RemoteProtocolError, RequestRefusedError
 from neurogrid.model.files.tensors import dtype_name
 from neurogrid.model.proof.proof import OWN_SECONDS, PEER_SECONDS
 from neurogrid.p2p.streams.message_forms import sender_of
@@ -36,7 +31,8 @@ from neurogrid.p2p.wire import (
 )
 from neurogrid.planner import name_range
 from neurogrid.worker.held_model import HeldModel
-from neurogrid.worker.state import Assignment, WorkerState, name_layers
+from neurogrid.worker.state import WorkerState, name_layers
+from neurogrid.worker.tenant import Assignment, Tenant
 from neurogrid.worker.transfers import TransferService
 
 __all__ = ["LayerService"]
@@ -71,12 +67,13 @@ class LayerService:
         """
         state = self._state
         assert state.checkpoint is not None
-        async with state.model_lock:
-            state.model = await state.build_model(config, seconds=OWN_SECONDS)
+        async with state.own_lock:
+            model = await state.build_model(config, seconds=OWN_SECONDS)
+            state.kept.append(model)
             present = sorted(state.checkpoint.present_layers)
             for layer_id in present:
                 try:
-                    state.require_layer_room(state.model, layer_id)
+                    await state.require_layer_room("", model, layer_id)
                 except RequestRefusedError as exc:
                     logger.warning(
                         "layers %d to %d of the own model stay on disk: %s",
@@ -85,7 +82,7 @@ class LayerService:
                         exc,
                     )
                     break
-                await state.load_own_layer(state.model, layer_id)
+                await state.load_own_layer("", model, layer_id)
 
     def forget(self, peer_id: str) -> None:
         """Give up trying the config of a peer that is gone."""
@@ -109,25 +106,34 @@ class LayerService:
             await self._state.answer(message, MessageType.CONFIG_ACK, ack.encode())
 
     async def take_config(
-        self, message: TensorMessage, exchange: Callable[[HeldModel, str], Awaitable[None]]
+        self,
+        message: TensorMessage,
+        exchange: Callable[[Tenant, HeldModel], Awaitable[None]],
+        *,
+        is_shared: bool = True,
     ) -> bool:
-        """Prove the model of a config, and `exchange` what is held for it; False if its sender is gone meanwhile."""
+        """Prove the model of a config, and `exchange` what is held for it; False if its sender is gone meanwhile.
+
+        Args:
+            is_shared: whether the worker may serve others than the sender.
+        """
         peer_id = sender_of(message)
         state = self._state
-        is_new = state.claim(peer_id)
+        tenant, is_new = state.admit(peer_id, is_shared=is_shared)
         try:
             config = deserialize_config(message.data)
             with self._trial(peer_id) as trial:
-                async with state.model_lock:
-                    model = await state.build_model(config, seconds=PEER_SECONDS)
-                    await exchange(model, peer_id)
+                async with tenant.lock:
+                    async with state.proof_lock:
+                        model = await state.build_model(config, seconds=PEER_SECONDS)
+                    await exchange(tenant, model)
             if trial.cancelled_caught:
                 logger.info("%s is gone: its config is tried no longer", peer_id)
                 return False
         except (RemoteProtocolError, RequestRefusedError) as exc:
             # A peer that sent nothing usable must not keep others away.
-            if is_new and state.coordinator == peer_id:
-                state.release()
+            if is_new and state.tenants.get(peer_id) is tenant:
+                state.release(peer_id)
             raise RequestRefusedError(f"model config: {exc}", code=exc.code) from exc
         logger.log(
             state.settings.says_at,
@@ -136,28 +142,26 @@ class LayerService:
         )
         return True
 
-    async def exchange(self, model: HeldModel, peer_id: str) -> None:
-        """Put `model` in the place of what is held, unless that is the same model."""
-        state = self._state
-        held = state.model
-        if held is None or (held.fingerprint, held.dtype) != (model.fingerprint, model.dtype):
-            state.model = model
-        state.assignment = None
-        state.on_layers_changed()
-        self._transfers.forget(peer_id)
+    async def exchange(self, tenant: Tenant, model: HeldModel) -> None:
+        """Put `model` in the place of what a tenant had, unless that is the same model."""
+        async with self._state.own_lock:
+            self._state.use_model(tenant, model)
+        self._transfers.forget(tenant.owner)
 
     async def _on_assign(self, message: TensorMessage) -> None:
         state = self._state
         assign = Assign.decode(message.data)
-        async with state.model_lock:
-            model = state.require_coordinator(message.from_peer)
+        tenant, _ = state.require_tenant(message.from_peer)
+        async with tenant.lock:
+            tenant, model = state.require_tenant(message.from_peer)
             self._check_assignment(model, assign)
-            before = state.assignment
+            before = tenant.assignment
+            await self._promise(tenant, model, assign)
             has_grown = before is not None and _contains(assign, before)
             if not has_grown:
-                state.on_layers_changed()
+                state.on_layers_changed(tenant.owner)
             await state.run_torch(model.keep_only, assign.start_layer, assign.stop_layer)
-            state.assignment = Assignment(
+            tenant.assignment = Assignment(
                 start=assign.start_layer,
                 stop=assign.stop_layer,
                 max_length=assign.max_length,
@@ -165,6 +169,7 @@ class LayerService:
                 request_id=message.request_id,
                 confirmed=set(before.confirmed) if before is not None and has_grown else set(),
             )
+            tenant.has_given_way = False
             self._transfers.forget(sender_of(message))
         state.note_held()
         on_disk = await state.blobs.layers_on_disk(model.fingerprint.hex())
@@ -173,6 +178,22 @@ class LayerService:
         held = (set(model.held) | on_disk) & set(range(assign.start_layer, assign.stop_layer))
         ack = AssignAck(held=tuple(sorted(held)))
         await state.answer(message, MessageType.ASSIGN_ACK, ack.encode())
+
+    async def _promise(self, tenant: Tenant, model: HeldModel, assign: Assign) -> None:
+        """Have the memory that an assignment takes kept for it.
+
+        Raises:
+            RequestRefusedError: there is not enough (OUT_OF_MEMORY).
+        """
+        start, stop = assign.start_layer, assign.stop_layer
+        sessions = f"{assign.max_sessions} session{'s' if assign.max_sessions != 1 else ''}"
+        await self._state.promise(
+            tenant,
+            model.needed_bytes(
+                start, stop, num_tokens=assign.max_length, num_sessions=assign.max_sessions
+            ),
+            purpose=f"for {name_range(range(start, stop))} with {sessions} of {assign.max_length} tokens",
+        )
 
     def _check_assignment(self, model: HeldModel, assign: Assign) -> None:
         """Refuse what this worker cannot do.
@@ -204,31 +225,27 @@ class LayerService:
                 f"{settings.max_sessions}",
                 code=ErrorCode.SESSION_LIMIT,
             )
-        try:
-            model.require_room(
-                assign.start_layer,
-                assign.stop_layer,
-                num_tokens=assign.max_length,
-                num_sessions=assign.max_sessions,
-                limit_bytes=self._state.memory().free_bytes,
-            )
-        except CapacityError as exc:
-            raise RequestRefusedError(str(exc), code=ErrorCode.OUT_OF_MEMORY) from exc
 
     async def _on_layer_request(self, message: TensorMessage) -> None:
-        state = self._state
+        state, sender = self._state, sender_of(message)
         wanted = LayerIds.decode(message.data).ids
         if wanted:
-            async with state.model_lock:
-                await self._load_requested(state.require_coordinator(message.from_peer), wanted)
-        held = sorted(state.model.held) if state.model else []
+            tenant, _ = state.require_tenant(sender)
+            async with tenant.lock:
+                tenant, model = state.require_tenant(sender)
+                await self._load_requested(tenant, model, wanted)
+        own = state.tenants.get(sender)
+        models = state.kept if own is None or own.model is None else [own.model]
+        held = sorted({layer_id for model in models for layer_id in model.held})
         await state.answer(message, MessageType.LAYER_STATUS, LayerIds(tuple(held)).encode())
 
-    async def _load_requested(self, model: HeldModel, wanted: tuple[int, ...]) -> None:
+    async def _load_requested(
+        self, tenant: Tenant, model: HeldModel, wanted: tuple[int, ...]
+    ) -> None:
         """A non-empty LayerRequest: load those layers from the worker's own model."""
-        state = self._state
-        if state.assignment is not None:
-            surplus = [layer_id for layer_id in wanted if layer_id not in state.assignment]
+        state, assignment = self._state, tenant.assignment
+        if assignment is not None:
+            surplus = [layer_id for layer_id in wanted if layer_id not in assignment]
             if surplus:
                 # The memory beside what was assigned is its sessions'.
                 raise RequestRefusedError(
@@ -238,7 +255,7 @@ class LayerService:
         try:
             for layer_id in sorted(set(wanted) - set(model.held)):
                 if layer_id < model.num_layers:
-                    await state.load_own_layer(model, layer_id)
+                    await state.load_own_layer(tenant.owner, model, layer_id)
         except CheckpointError as exc:
             raise RequestRefusedError(str(exc), code=ErrorCode.LAYER_NOT_HELD) from exc
         missing = set(wanted) - set(model.held)

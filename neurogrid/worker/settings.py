@@ -38,6 +38,7 @@ class WorkerSettings:
         transfer_timeout: seconds without a chunk after which a transfer is given up.
         cache: where layers that came are kept on disk; None for nowhere.
         session_ttl: seconds without an activation after which a session is closed.
+        idle_after: seconds without work after which a coordinator's memory may go to another's assignment.
         protocol_versions: protocol ids to speak; None for all.
         serves: whether it holds layers of models that are served.
         trains: whether it is a member of training runs.
@@ -64,6 +65,7 @@ class WorkerSettings:
     transfer_timeout: float = 60.0
     cache: CacheSettings | None = None
     session_ttl: float = 600.0
+    idle_after: float = 300.0
     protocol_versions: tuple[str, ...] | None = None
     serves: bool = True
     trains: bool = False

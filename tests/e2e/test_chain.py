@@ -301,8 +301,7 @@ def test_what_is_not_finite_is_named_by_who_computed_it(
     async def main() -> None:
         with trio.fail_after(DEADLINE):
             async with cluster(path, 2) as (coordinator, workers):
-                model = workers[index]._state.model
-                assert model is not None
+                (model,) = workers[index]._state.models
                 forward = model.stage.forward
 
                 def spoilt(*args: Any, **kwargs: Any) -> torch.Tensor:

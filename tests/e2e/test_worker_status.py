@@ -18,7 +18,7 @@ def test_a_worker_before_while_and_after_it_serves(tmp_path: Path) -> None:
     async def main() -> None:
         async with open_worker(WorkerSettings(name="cellar", cache=cache)) as worker:
             before = worker.board.status()
-            assert (before.coordinator, before.model, before.layers_held) == (None, "", ())
+            assert (before.tenants, before.kept_models, before.layers_held) == ((), (), ())
             assert (before.disk_bytes, before.disk_limit_bytes) == (0, 10**9)
             settings = CoordinatorSettings(
                 name="desk", peers=(worker.addresses[0],), local_layers="none"
@@ -29,10 +29,11 @@ def test_a_worker_before_while_and_after_it_serves(tmp_path: Path) -> None:
                 tokens = [t async for t in coordinator.generate(prompt, max_tokens=8)]
                 assert len(tokens) == 8
                 serving = worker.board.status()
-                assert serving.coordinator == coordinator.host.peer_id
-                assert (serving.machine, serving.coordinator_machine) == ("cellar", "desk")
-                assert serving.layers_assigned == range(serving.total_layers)
-                assert serving.num_confirmed == serving.total_layers == len(serving.layers_held)
+                (tenant,) = serving.tenants
+                assert tenant.coordinator == coordinator.host.peer_id
+                assert (serving.machine, tenant.machine) == ("cellar", "desk")
+                assert tenant.layers_assigned == range(tenant.total_layers)
+                assert tenant.num_confirmed == tenant.total_layers == len(serving.layers_held)
                 assert serving.tokens_per_second > 0
                 assert serving.prompt_tokens_per_second > 0
                 assert serving.rows_per_pass == 1.0
@@ -47,11 +48,11 @@ def test_a_worker_before_while_and_after_it_serves(tmp_path: Path) -> None:
                 assert (seen.machine, seen.address) == ("cellar", "127.0.0.1")
                 assert peer.sent_bytes_per_second > 0
             with trio.fail_after(DEADLINE):
-                while worker.board.status().coordinator is not None:
+                while worker.board.status().tenants:
                     await trio.sleep(0.05)
             after = worker.board.status()
             assert after.layers_held == serving.layers_held
-            assert (after.layers_assigned, after.load.num_sessions) == (range(0), 0)
+            assert (after.kept_models, after.load.num_sessions) == ((tenant.model,), 0)
             assert not after.peers[0].is_coordinator
 
     trio.run(main)

@@ -126,6 +126,8 @@ def test_the_dashboard_shows_every_metric() -> None:
         "neurogrid_weights_received_bytes_total",
         "neurogrid_free_bytes",
         "neurogrid_serving_coordinator",
+        "neurogrid_promised_bytes",
+        "neurogrid_given_way_total",
         "neurogrid_gpu_memory_allocated_bytes",
     }
     assert set(SPECS) - shown == unseen

@@ -17,7 +17,7 @@ from neurogrid.cli.terminal.panel.worker import worker_view
 from neurogrid.cli.terminal.transfer_view import part_of
 from neurogrid.fleet.board.status import Health, PeerStatus, Phase, Role, TransferStatus
 from neurogrid.inference.board.status import ClusterStatus
-from neurogrid.inference.sessions.board import PeerTraffic, WorkerStatus
+from neurogrid.inference.sessions.board import PeerTraffic, TenantStatus, WorkerStatus
 from neurogrid.inference.sessions.load import WorkerLoad
 from neurogrid.node.events import Event, EventKind, Severity
 from neurogrid.worker.state import WeightSource
@@ -233,9 +233,24 @@ def test_generations_that_went_on_together_are_one_note() -> None:
     assert went_on.text == "Generation 4 goes on: …aaaaaaaa (and 2 more)"
 
 
+def tenant(**changed: Any) -> TenantStatus:
+    known = TenantStatus(
+        coordinator="12D3KooWxCCCCCCC",
+        machine="desk",
+        model="Qwen3-8B",
+        total_layers=36,
+        layers_assigned=range(18, 36),
+        num_confirmed=18,
+        num_sessions=3,
+        promised_bytes=9 * GB,
+        has_given_way=False,
+    )
+    return replace(known, **changed)
+
+
 def worker(**changed: Any) -> WorkerStatus:
     load = WorkerLoad(
-        is_serving=True,
+        num_coordinators=1,
         num_sessions=3,
         num_waiting=2,
         weight_bytes=7 * GB,
@@ -252,15 +267,12 @@ def worker(**changed: Any) -> WorkerStatus:
         peer_id="12D3KooWxOOOOOOO",
         machine="gpu-box",
         name="NVIDIA H200",
-        model="Qwen3-8B",
-        total_layers=36,
-        coordinator="12D3KooWxCCCCCCC",
-        coordinator_machine="desk",
-        layers_assigned=range(18, 36),
-        num_confirmed=18,
+        tenants=(tenant(),),
+        kept_models=(),
         layers_held=tuple(range(18, 36)),
         memory_total_bytes=141 * GB,
         memory_free_bytes=120 * GB,
+        num_given_way=0,
         load=load,
         tokens_per_second=84.2,
         prompt_tokens_per_second=0.0,
@@ -302,12 +314,37 @@ def test_a_worker(width: int, encoding: str) -> None:
 
 
 def test_a_worker_that_gets_its_layers_and_one_that_waits() -> None:
-    begun = worker_view(worker(num_confirmed=9))
+    begun = worker_view(worker(tenants=(tenant(num_confirmed=9),)))
     assert begun.state == "gets its layers"
     assert "layers 18-35 [#####.....] 9 of 18" in begun.figures[0]
-    waits = worker_view(worker(coordinator=None, layers_assigned=range(0), num_confirmed=0))
+    waits = worker_view(worker(tenants=(), kept_models=("Qwen3-8B",)))
     assert waits.state == "waits for a coordinator"
+    assert waits.figures[0][0] == "Qwen3-8B"
     assert "18 layers kept for the next coordinator" in waits.figures[0]
+
+
+def test_a_worker_of_several_coordinators() -> None:
+    gone = tenant(
+        coordinator="12D3KooWxDDDDDDD",
+        machine="attic",
+        model="Llama-3-8B",
+        layers_assigned=range(0),
+        num_confirmed=0,
+        num_sessions=0,
+        promised_bytes=0,
+        has_given_way=True,
+    )
+    view = worker_view(worker(tenants=(tenant(), gone)))
+    assert view.state == "serves 2 coordinators"
+    first, second = view.figures[:2]
+    assert first == (
+        "desk …xCCCCCCC",
+        "Qwen3-8B",
+        "layers 18-35 of 36",
+        "3 sessions",
+        "memory 9.0 GB",
+    )
+    assert second[:3] == ("attic …xDDDDDDD", "Llama-3-8B", "gave way while it was idle")
 
 
 def test_machines_have_names_beside_their_peer_ids() -> None:

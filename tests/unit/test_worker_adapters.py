@@ -293,8 +293,8 @@ async def test_what_has_no_room_is_refused(model: Model) -> None:
     limit = 450_000
     async with scene(WorkerSettings(max_sessions=8, memory_limit=limit)) as (coordinator, state):
         await coordinator.bring(model, max_sessions=1)
-        assert state.model is not None
-        agreed = state.model.needed_bytes(0, 2, num_tokens=MAX_LENGTH, num_sessions=1)
+        (held,) = state.models
+        agreed = held.needed_bytes(0, 2, num_tokens=MAX_LENGTH, num_sessions=1)
         rank = (limit - agreed) // (8 * HIDDEN) + 1
         assert 0 < rank <= 1024
         large, small = (coordinator.has(part(1, rank=each)) for each in (rank, 4))

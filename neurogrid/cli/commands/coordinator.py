@@ -337,7 +337,7 @@ async def _serve_all(
 ) -> None:
     """Serve a model until cancelled; of a run that is followed, one checkpoint after the other.
 
-    A worker has one coordinator and one model at a time: the next coordinator begins when the last has ended.
+    Workers need not have room for two of them: the next coordinator begins when the last has ended.
     """
     until = run.wait_newer if run is not None and options.follow else trio.sleep_forever
     while True:

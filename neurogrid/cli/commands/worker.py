@@ -140,6 +140,14 @@ def add_worker_options(parser: argparse.ArgumentParser) -> None:
         help="tokens of the longest session (default %(default)s)",
     )
     compute.add_argument(
+        "--idle-after",
+        type=positive_int,
+        default=300,
+        metavar="SECONDS",
+        help="a coordinator that has had nothing to compute for so long gives its memory to another one that needs it, "
+        "and has its layers brought from the disk here when it needs them again (default %(default)s)",
+    )
+    compute.add_argument(
         "--prefill-chunk",
         type=positive_int,
         default=512,
@@ -242,6 +250,7 @@ def run(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
             finding=how,
             reach=reaching(options, where.addresses),
             max_seq_len=options.max_seq_len,
+            idle_after=float(options.idle_after),
             prefill_chunk=options.prefill_chunk,
             cache=cache_of(options),
             serves=options.serve,

@@ -42,6 +42,7 @@ from neurogrid.fleet.roster import Roster
 from neurogrid.fleet.speeds.speed_watch import SpeedWatch
 from neurogrid.fleet.speeds.trials import Trials
 from neurogrid.fleet.worker_info import WorkerInfo
+from neurogrid.p2p.wire import ErrorCode, GPUInfo
 from neurogrid.planner import Plan, name_range
 
 __all__ = ["Fleet"]
@@ -50,6 +51,8 @@ logger = logging.getLogger(__name__)
 
 # A worker that refused its layers is asked again after that, or after what it says. Seconds.
 RETRY_DELAY = 5.0
+# And for what memory it has, while layers are missing. Seconds.
+ASK_TIMEOUT = 2.0
 # Seconds to wait for a worker's connection to come back while others might have its layers.
 MEND_PATIENCE = 3.0
 # After a better plan could not be put in place for want of room beside running sessions, or was given up. Seconds.
@@ -89,6 +92,8 @@ class Fleet(Roster):
         self._extra: trio.CancelScope | None = None
         # Trio's time at which a better plan is looked for.
         self._improve_at = math.inf
+        # And at which members that had too little memory are asked again what they have.
+        self._ask_at = math.inf
         self.trials = trials
         self._speeds = SpeedWatch(trials, progress, on_news=self._look_for_better)
 
@@ -108,6 +113,15 @@ class Fleet(Roster):
         try:
             with self._timed_planning():
                 plan = self.planning.first(self._usable())
+        except CapacityError as exc:
+            used = sum(max(info.total_bytes - info.free_bytes, 0) for info in infos.values())
+            if not used:
+                raise
+            raise CapacityError(
+                f"{exc} (other coordinators or programs have {used:,} B of the workers' memory)",
+                needed=exc.needed,
+                available=exc.available,
+            ) from exc
         except ConfigurationError as exc:
             if len(infos) == len(workers):
                 raise
@@ -126,7 +140,8 @@ class Fleet(Roster):
         while failures := await self._assigner.stages(self.plan.stages, patience=RECONNECT_TIMEOUT):
             for error in failures:
                 logger.warning("%s", error)
-                if (member := self.member(error.peer_id or "")) is not None:
+                member = self.member(error.peer_id or "")
+                if member is not None and not await self._is_fuller(member, error):
                     self.give_up(member, str(error))
             try:
                 self._use(self._plan_again())
@@ -164,6 +179,44 @@ class Fleet(Roster):
             if not (member.is_leaving or member.is_cut or member.rests_until > now)
         ]
         return self._speeds.applied(infos)
+
+    # ------------------------------------------------------------------ workers that others use, too
+
+    async def _is_fuller(self, member: Member, failure: NoRouteError) -> bool:
+        """Whether a member refused its layers for want of memory, and says that it has less than was planned with."""
+        if getattr(failure.__cause__, "code", None) != ErrorCode.OUT_OF_MEMORY:
+            return False
+        member.is_short = True
+        before = member.info.free_bytes
+        await self._ask_memory(member)
+        return member.info.free_bytes < before
+
+    async def _ask_short(self) -> None:
+        """Ask those that had too little what they have now; who does not answer soon has what it said last."""
+        with trio.move_on_after(ASK_TIMEOUT):
+            async with trio.open_nursery() as nursery:
+                for member in self.members:
+                    if member.is_short and not member.is_placing:
+                        nursery.start_soon(self._ask_memory, member)
+
+    async def _ask_memory(self, member: Member) -> None:
+        try:
+            member.has_memory(await member.worker.memory())
+        except NeuroGridError as exc:
+            logger.debug("worker %s does not say what memory it has: %s", member.peer_id, exc)
+
+    def said_memory(self, peer_id: str, memory: GPUInfo) -> None:
+        """A worker says unasked what memory it has for us now: another coordinator got some."""
+        member = self.member(peer_id)
+        if member is None:
+            return
+        member.has_memory(memory)
+        member.is_short = True
+        logger.info(
+            "worker %s has %s B for us now, for others use it: what was placed on it is placed again when it is needed",
+            member.worker.shown,
+            f"{member.info.free_bytes:,}",
+        )
 
     # ------------------------------------------------------------------ mending
 
@@ -245,12 +298,16 @@ class Fleet(Roster):
 
     async def _fill_holes(self) -> None:
         """Plan anew over the members that are there, and place what is missing."""
-        holes = self.holes()
+        holes, now = self.holes(), trio.current_time()
+        self._ask_at = math.inf
+        await self._ask_short()
         try:
             plan = self._plan_again()
         except (CapacityError, ConfigurationError) as exc:
-            if not any(member.rests_until > trio.current_time() for member in self.members):
+            if not any(member.rests_until > now for member in self.members):
                 self.why_not = str(exc)
+            if any(member.is_short for member in self.members):
+                self._ask_at = trio.current_time() + RETRY_DELAY
             return
         self._progress.mending([range(hole.start, hole.stop) for hole in holes])
         self.plan = plan
@@ -264,9 +321,15 @@ class Fleet(Roster):
         for failure in failures:
             logger.warning("%s", failure)
             self.why_not = str(failure)
-            if (member := asked.get(failure.peer_id or "")) is not None:
+            if (member := asked.get(failure.peer_id or "")) is None:
+                continue
+            if await self._is_fuller(member, failure):
+                self.forget_placement(member)
+            else:
                 self._rest(member, failure)
         if not failures:
+            for short in asked.values():
+                short.is_short = False
             self._progress.mended(self.plan)
         self.changed()
 
@@ -384,5 +447,6 @@ class Fleet(Roster):
     def _seconds_to_wait(self) -> float:
         """Until a member that rests may be asked again, speeds are looked at, or a better plan is looked for."""
         now = trio.current_time()
-        times = [self._speeds.look_at, self._improve_at, *(m.rests_until for m in self.members)]
+        rests = (member.rests_until for member in self.members)
+        times = [self._speeds.look_at, self._improve_at, self._ask_at, *rests]
         return min((at for at in times if at > now), default=now) - now

@@ -79,13 +79,24 @@ class WorkerActivations:
         # Where all layers are here, nothing else in a generation may have to wait for anything.
         await trio.lowlevel.checkpoint()
         session = self._sessions.of(session_id, owner)
-        if session is None or session.model is not self._state.model:
+        if session is None:
             raise RequestRefusedError(
                 f"session {session_id} is not open", code=ErrorCode.SESSION_UNKNOWN
             )
         came = time.perf_counter_ns()
-        done = await self._steps.extend(session, position, hidden_BTD, batch)
+        done = await self._extend(session, position, hidden_BTD, batch)
         return done.hidden, _nanos_since(came, done)
+
+    async def _extend(
+        self, session: Session, position: int, hidden_BTD: torch.Tensor, batch: tuple[int, ...]
+    ) -> Extension:
+        """Compute a step, while whose tenant gives its memory to nobody."""
+        room = self._state.room
+        promise = room.begin(session.owner)
+        try:
+            return await self._steps.extend(session, position, hidden_BTD, batch)
+        finally:
+            room.end(promise, trio.current_time())
 
     async def serve(self, message: TensorMessage) -> None:
         """The handler of activations."""
@@ -98,7 +109,7 @@ class WorkerActivations:
             hidden_BTD = self._check(session, message.envelope)
             self._require_taken(session, message.envelope)
             position, batch = message.envelope.position, message.envelope.batch
-            done = await self._steps.extend(session, position, hidden_BTD, batch)
+            done = await self._extend(session, position, hidden_BTD, batch)
             # Without a route somebody waits for just this, though the session be over.
             if session.place is None or session in self._sessions:
                 result = _result(session, message, message.envelope, done, _nanos_since(came, done))
@@ -148,11 +159,11 @@ class WorkerActivations:
         """
         sender = sender_of(message)
         session = self._sessions.find(envelope.session_id, sender)
-        if session is not None and session.model is self._state.model:
+        if session is not None:
             return session
         if self._sessions.was_closed(envelope.session_id, sender):
             return None
-        self._state.require_coordinator(sender)
+        self._state.require_tenant(sender)
         raise RequestRefusedError(
             f"session {envelope.session_id} is not open",
             code=ErrorCode.SESSION_UNKNOWN,

@@ -22,8 +22,9 @@ from neurogrid.p2p.exchange.counters import Direction
 from neurogrid.p2p.hosts.machine import PeerNames
 from neurogrid.p2p.wire import Hello
 from neurogrid.worker.state import WeightSource, WorkerState
+from neurogrid.worker.tenant import Tenant
 
-__all__ = ["PeerTraffic", "WorkerBoard", "WorkerStatus"]
+__all__ = ["PeerTraffic", "TenantStatus", "WorkerBoard", "WorkerStatus"]
 
 # The files of the cache are looked at so often. Seconds.
 DISK_INTERVAL: Final = 10.0
@@ -50,6 +51,38 @@ class PeerTraffic:
 
 
 @dataclass(frozen=True)
+class TenantStatus:
+    """A coordinator that is served.
+
+    Attributes:
+        coordinator: its peer id.
+        machine: what it calls its machine; empty where it did not say.
+        model: that it serves; empty before its config is proven.
+        total_layers: of that model.
+        layers_assigned: [start, stop); empty for none.
+        num_confirmed: of those, how many are here with the announced content.
+        num_sessions: that are open.
+        promised_bytes: of the memory, for its layers, its sessions' caches and adapters.
+        has_given_way: it was idle, and another coordinator got its memory.
+    """
+
+    coordinator: str
+    machine: str
+    model: str
+    total_layers: int
+    layers_assigned: range
+    num_confirmed: int
+    num_sessions: int
+    promised_bytes: int
+    has_given_way: bool
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether all that was assigned is here."""
+        return self.num_confirmed == len(self.layers_assigned)
+
+
+@dataclass(frozen=True)
 class WorkerStatus:
     """A worker.
 
@@ -57,15 +90,12 @@ class WorkerStatus:
         uptime: seconds since it started.
         machine: what peers are told that its machine is called; empty for nothing.
         name: of its device.
-        model: of the last coordinator; empty for none yet.
-        total_layers: of that model.
-        coordinator: peer id of the one that it serves; None for nobody.
-        coordinator_machine: what that one calls its machine; empty where it did not say.
-        layers_assigned: [start, stop); empty for none.
-        num_confirmed: of those, how many are here with the announced content.
-        layers_held: in memory, whoever assigned them.
+        tenants: the coordinators that it serves, in the order in which they came.
+        kept_models: that no coordinator uses now, and of which layers stayed in memory; the last one last.
+        layers_held: in memory, whoever assigned them; of several models, those of each.
         memory_total_bytes: of the device, or the limit.
         memory_free_bytes: what layers and caches may take in all; those that are held count as free.
+        num_given_way: coordinators that were idle and whose memory another one got, since the start.
         tokens_per_second: decoded, of all sessions together.
         prompt_tokens_per_second: of prompts.
         rows_per_pass: sessions that shared a decoding pass lately; None without any.
@@ -80,15 +110,12 @@ class WorkerStatus:
     peer_id: str
     machine: str
     name: str
-    model: str
-    total_layers: int
-    coordinator: str | None
-    coordinator_machine: str
-    layers_assigned: range
-    num_confirmed: int
+    tenants: tuple[TenantStatus, ...]
+    kept_models: tuple[str, ...]
     layers_held: tuple[int, ...]
     memory_total_bytes: int
     memory_free_bytes: int
+    num_given_way: int
     load: WorkerLoad
     tokens_per_second: float
     prompt_tokens_per_second: float
@@ -138,7 +165,7 @@ class WorkerBoard:
     def status(self) -> WorkerStatus:
         """Return the state of the worker at this moment."""
         state, now = self._state, self._clock()
-        model, assignment, memory = state.model, state.assignment, state.memory()
+        memory = state.memory()
         prefill, decode = self._sessions.statistics.prefill, self._sessions.statistics.decode
         decoded = self._decoded.update(now, decode.num_tokens)
         passes = self._passes.update(now, decode.seconds.num_values)
@@ -149,15 +176,12 @@ class WorkerBoard:
             peer_id=state.protocol.host.peer_id,
             machine=self._machine,
             name=self._name,
-            model=model.name if model is not None else "",
-            total_layers=model.num_layers if model is not None else 0,
-            coordinator=state.coordinator,
-            coordinator_machine=self.names.name_of(state.coordinator or ""),
-            layers_assigned=range(assignment.start, assignment.stop) if assignment else range(0),
-            num_confirmed=len(assignment.confirmed) if assignment else 0,
-            layers_held=tuple(sorted(model.held)) if model is not None else (),
+            tenants=tuple(map(self._tenant, state.tenants.values())),
+            kept_models=tuple(model.name for model in state.kept),
+            layers_held=tuple(sorted(layer for model in state.models for layer in model.held)),
             memory_total_bytes=memory.total_bytes,
             memory_free_bytes=memory.free_bytes,
+            num_given_way=state.num_given_way,
             load=self._sessions.load,
             tokens_per_second=decoded,
             prompt_tokens_per_second=self._prefilled.update(now, prefill.num_tokens),
@@ -167,6 +191,20 @@ class WorkerBoard:
             peers=self._peers(now),
             disk_bytes=self._disk[0],
             disk_limit_bytes=self._disk[1],
+        )
+
+    def _tenant(self, tenant: Tenant) -> TenantStatus:
+        model, assignment = tenant.model, tenant.assignment
+        return TenantStatus(
+            coordinator=tenant.owner,
+            machine=self.names.name_of(tenant.owner),
+            model=model.name if model is not None else "",
+            total_layers=model.num_layers if model is not None else 0,
+            layers_assigned=range(assignment.start, assignment.stop) if assignment else range(0),
+            num_confirmed=len(assignment.confirmed) if assignment else 0,
+            num_sessions=self._sessions.num_sessions(tenant.owner),
+            promised_bytes=self._state.room.promised(tenant.owner),
+            has_given_way=tenant.has_given_way,
         )
 
     def _on_opened(self, peer_id: str, hello: Hello) -> None:
@@ -187,7 +225,7 @@ class WorkerBoard:
                     peer_id=peer_id,
                     machine=self.names.name_of(peer_id),
                     address=self.names.address_of(peer_id),
-                    is_coordinator=peer_id == self._state.coordinator,
+                    is_coordinator=peer_id in self._state.tenants,
                     is_connected=host.is_connected(peer_id),
                     received_bytes=totals[Direction.RECEIVED],
                     sent_bytes=totals[Direction.SENT],

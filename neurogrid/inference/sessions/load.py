@@ -15,7 +15,7 @@ class WorkerLoad:
     """At one moment.
 
     Attributes:
-        is_serving: a coordinator uses it.
+        num_coordinators: that use it.
         num_sessions: that are open.
         num_waiting: steps whose turn has not come.
         weight_bytes: of the layers that are held.
@@ -24,7 +24,7 @@ class WorkerLoad:
         cache_limit_bytes: that were agreed for all of them.
     """
 
-    is_serving: bool
+    num_coordinators: int
     num_sessions: int
     num_waiting: int
     weight_bytes: int
@@ -40,15 +40,16 @@ def worker_load(state: WorkerState, sessions: SessionTable, *, num_waiting: int)
         layers = (session.start, session.stop)
         used += session.model.cache_bytes(*layers, session.length)
         reserved += session.model.cache_bytes(*layers, session.max_length)
-    model, assignment = state.model, state.assignment
-    if model is not None and assignment is not None:
-        one = model.cache_bytes(assignment.start, assignment.stop, assignment.max_length)
-        limit = assignment.max_sessions * one
+    for tenant in state.tenants.values():
+        model, assignment = tenant.model, tenant.assignment
+        if model is not None and assignment is not None:
+            one = model.cache_bytes(assignment.start, assignment.stop, assignment.max_length)
+            limit += assignment.max_sessions * one
     return WorkerLoad(
-        is_serving=state.coordinator is not None,
+        num_coordinators=len(state.tenants),
         num_sessions=len(sessions),
         num_waiting=num_waiting,
-        weight_bytes=model.held_bytes if model is not None else 0,
+        weight_bytes=state.held_bytes,
         cache_used_bytes=used,
         cache_reserved_bytes=reserved,
         cache_limit_bytes=limit,

@@ -9,7 +9,7 @@ Source: protocol_spec/sessions.md.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 
 import trio
@@ -38,7 +38,8 @@ from neurogrid.planner import name_range
 from neurogrid.worker.adapters import WorkerAdapters
 from neurogrid.worker.held_model import HeldModel
 from neurogrid.worker.links import WorkerLinks
-from neurogrid.worker.state import Assignment, WorkerState, name_layers
+from neurogrid.worker.state import WorkerState, name_layers
+from neurogrid.worker.tenant import Assignment, Tenant
 from neurogrid.worker.transfers import TransferService
 
 __all__ = ["SessionService"]
@@ -72,9 +73,8 @@ class SessionService:
         self._is_leaving = False
         self.steps = WorkerSteps(state)
         self._sessions = SessionTable(on_drop=self.steps.withdraw)
-        self._adapters = WorkerAdapters(
-            state, transfers, lambda: (s.adapter for s in self._sessions if s.adapter is not None)
-        )
+        self._transfers = transfers
+        self._adapters: dict[str, WorkerAdapters] = {}
         self.activations = WorkerActivations(state, links, self._sessions, self.steps)
         self.statistics = self.steps.statistics
 
@@ -92,26 +92,47 @@ class SessionService:
         """The load that has been taken on."""
         return worker_load(self._state, self._sessions, num_waiting=self.steps.num_waiting)
 
+    def num_sessions(self, owner: str) -> int:
+        """Sessions that a tenant has open."""
+        return len(self._sessions.of_owner(owner))
+
     async def drain(self) -> None:
-        """Open no session any more, say so to the coordinator, and wait until it has taken the open ones elsewhere."""
+        """Open no session any more, say so to the tenants, and wait until they have taken the open ones elsewhere."""
         self._is_leaving = True
-        coordinator = self._state.coordinator
-        if coordinator is None or not self._sessions:
-            return
         none_left = TensorMessage(msg_type=MessageType.LAYER_STATUS, data=LayerIds(()).encode())
-        with suppress(TransportError):  # the coordinator is gone, and its sessions go with it
-            await self._state.protocol.send(coordinator, none_left)
-            while len(self._sessions):
-                await trio.sleep(DRAIN_INTERVAL)
+        told = [s for s in self._state.tenants if self._sessions.of_owner(s)]
+        for owner in told:
+            with suppress(TransportError):  # it is gone, and its sessions go with it
+                await self._state.protocol.send(owner, none_left)
+        while any(self._sessions.of_owner(owner) for owner in told):
+            await trio.sleep(DRAIN_INTERVAL)
 
     def forget(self, peer_id: str) -> None:
         """Drop the sessions of a peer, and their caches."""
         self._sessions.forget(peer_id)
+        adapters = self._adapters.pop(peer_id, None)
+        if adapters is not None:
+            adapters.clear()
 
-    def forget_all(self) -> None:
-        """Drop all sessions: their layers are being replaced."""
-        self._sessions.clear()
-        self._adapters.clear()
+    def forget_sessions(self, owner: str) -> None:
+        """Drop all sessions of a tenant: their layers are being replaced."""
+        self._sessions.forget(owner)
+        if owner in self._adapters:
+            self._adapters[owner].clear()
+
+    def caches_in_use(self, owner: str) -> int:
+        """Bytes of the caches of a tenant's sessions, by the tokens that are in them."""
+        return sum(
+            s.model.cache_bytes(s.start, s.stop, s.length) for s in self._sessions.of_owner(owner)
+        )
+
+    async def announce_memory(self, owner: str) -> None:
+        """Tell a tenant what memory there is for it now."""
+        info = self._gpu_info(owner)
+        with suppress(TransportError):  # it is gone, and need not know
+            await self._state.protocol.send(
+                owner, TensorMessage(msg_type=MessageType.GPU_INFO, data=info.encode())
+            )
 
     async def expire(self) -> None:
         """Drop the sessions that nobody has used or may use any more; runs as long as the worker."""
@@ -124,23 +145,26 @@ class SessionService:
                 self._sessions.drop(session)
 
     async def _on_gpu_info_request(self, message: TensorMessage) -> None:
-        memory = self._state.memory()
-        info = GPUInfo(
+        info = self._gpu_info(sender_of(message))
+        await self._state.answer(message, MessageType.GPU_INFO, info.encode())
+
+    def _gpu_info(self, peer_id: str) -> GPUInfo:
+        memory = self._state.memory_for(peer_id)
+        return GPUInfo(
             total_bytes=memory.total_bytes, used_bytes=memory.used_bytes, name=self._device_name
         )
-        await self._state.answer(message, MessageType.GPU_INFO, info.encode())
 
     async def _on_open(self, message: TensorMessage) -> None:
         state = self._state
         opened = SessionOpen.decode(message.data)
-        model = state.require_coordinator(message.from_peer)
+        tenant, model = state.require_tenant(message.from_peer)
         if self._is_leaving:
             raise RequestRefusedError("this worker is about to end", code=ErrorCode.SHUTTING_DOWN)
-        assignment = self._require_ready(opened)
+        assignment = self._require_ready(tenant, opened)
         adapter = None
         if opened.adapter:
-            adapter = await self._adapters.take(model, opened, sender_of(message))
-            assignment = self._require_ready(opened)
+            adapter = await self._adapters_of(tenant.owner).take(model, opened)
+            assignment = self._require_ready(tenant, opened)
         if not 0 < opened.max_length <= assignment.max_length:
             raise RequestRefusedError(
                 f"a session of {opened.max_length} tokens was asked for, and "
@@ -149,12 +173,12 @@ class SessionService:
             )
         prior = self._prior(opened, sender_of(message), adapter)
         if prior is None:
-            session = self._add(opened, sender_of(message), model, None, adapter)
+            session = self._add(opened, tenant, model, None, adapter)
         else:
             # After what came for it before this.
             async with prior.turn:
                 self._require_tokens(prior, opened.prior_length)
-                session = self._add(opened, sender_of(message), model, prior, adapter)
+                session = self._add(opened, tenant, model, prior, adapter)
                 await self._begin_with(session, prior, opened)
         with self._dropped_on_error(session):
             await self._links.prepare(session.place)
@@ -167,33 +191,45 @@ class SessionService:
         )
         await self._state.answer(message, MessageType.SESSION_ACK, ack.encode())
 
-    def _require_ready(self, opened: SessionOpen) -> Assignment:
+    def _adapters_of(self, owner: str) -> WorkerAdapters:
+        def in_use() -> Iterator[Adapter]:
+            return (s.adapter for s in self._sessions.of_owner(owner) if s.adapter is not None)
+
+        if owner not in self._adapters:
+            self._adapters[owner] = WorkerAdapters(self._state, self._transfers, owner, in_use)
+        return self._adapters[owner]
+
+    def _require_ready(self, tenant: Tenant, opened: SessionOpen) -> Assignment:
         """The assignment, with the layers of a session confirmed."""
-        assignment = self._state.assignment
+        assignment = tenant.assignment
         missing = set(range(opened.start_layer, opened.stop_layer))
         if assignment is not None:
             missing -= assignment.confirmed
         if missing or assignment is None:
+            reason = (
+                ": it had nothing to compute for a while, and another coordinator has its memory; assign it again"
+                if tenant.has_given_way
+                else ""
+            )
             raise RequestRefusedError(
-                f"this worker is not ready for {name_layers(missing)}",
+                f"this worker is not ready for {name_layers(missing)}{reason}",
                 code=ErrorCode.LAYER_NOT_HELD,
+                is_expected=tenant.has_given_way,
             )
         return assignment
 
     def _add(
         self,
         opened: SessionOpen,
-        owner: str,
+        tenant: Tenant,
         model: HeldModel,
         prior: Session | None,
         adapter: Adapter | None,
     ) -> Session:
         """Open a session, which has no tokens yet."""
-        assert self._state.assignment is not None
-        if self._sessions.has(opened.session_id):
-            raise RequestRefusedError(
-                f"session {opened.session_id} is open already", code=ErrorCode.PROTOCOL_VIOLATION
-            )
+        owner = tenant.owner
+        if self._sessions.of(opened.session_id, owner) is not None:
+            raise _open_already(opened)
         if self._sessions.was_open(opened.session_id, owner):
             # Each message is a task: the close that was sent after this, in vain, would never come again.
             raise RequestRefusedError(
@@ -201,11 +237,15 @@ class SessionService:
                 code=ErrorCode.SESSION_UNKNOWN,
                 is_expected=True,
             )
+        # The prior may have been waited for: meanwhile the tenant may have given way.
+        assignment = self._require_ready(tenant, opened)
         self._require_room(
             model,
-            self._state.assignment,
+            assignment,
             opened.max_length,
-            instead_of=None if opened.keep_prior else prior,
+            others=[
+                s for s in self._sessions.of_owner(owner) if s is not prior or opened.keep_prior
+            ],
         )
         cache = model.stage.new_cache(max_length=opened.max_length)
         session = Session(
@@ -221,7 +261,11 @@ class SessionService:
             adapter=adapter,
             takes_cuts=opened.cuts and model.traits.rolls_back and cache.can_go_back,
         )
+        if self._sessions.is_taken(session):
+            # Of another coordinator: whoever hands on or gets activations of this id could not tell the two apart.
+            raise _open_already(opened)
         self._sessions.add(session)
+        self._state.room.used(owner, trio.current_time())
         return session
 
     @contextmanager
@@ -283,11 +327,10 @@ class SessionService:
         assignment: Assignment,
         max_length: int,
         *,
-        instead_of: Session | None,
+        others: Sequence[Session],
     ) -> None:
         """Check that a session fits in the memory that was agreed: short ones take less of it."""
         start, stop = assignment.start, assignment.stop
-        others = [s for s in self._sessions if s is not instead_of]
         agreed = assignment.max_sessions * model.cache_bytes(start, stop, assignment.max_length)
         taken = sum(model.cache_bytes(s.start, s.stop, s.max_length) for s in others)
         needed = model.cache_bytes(start, stop, max_length)
@@ -317,7 +360,7 @@ class SessionService:
 
     async def _on_close(self, message: TensorMessage) -> None:
         closed, sender = SessionClose.decode(message.data), sender_of(message)
-        if sender == self._state.coordinator:
+        if sender in self._state.tenants:
             self._sessions.close(closed.session_id, sender)
         ack = SessionAck(session_id=closed.session_id)
         await self._state.answer(message, MessageType.SESSION_ACK, ack.encode())
@@ -336,3 +379,9 @@ class SessionService:
             query.session_id, length=session.length, last_position=session.last_position
         )
         await self._state.answer(message, MessageType.SESSION_ACK, ack.encode())
+
+
+def _open_already(opened: SessionOpen) -> RequestRefusedError:
+    return RequestRefusedError(
+        f"session {opened.session_id} is open already", code=ErrorCode.PROTOCOL_VIOLATION
+    )

@@ -19,7 +19,7 @@ from neurogrid.errors import RequestRefusedError
 from neurogrid.inference.sessions.passes import prepare, run_steps
 from neurogrid.inference.sessions.spans import stage_span
 from neurogrid.inference.sessions.statistics import ComputeStatistics
-from neurogrid.inference.sessions.steps import Step, next_steps, seconds_until_next
+from neurogrid.inference.sessions.steps import Step, Turns
 from neurogrid.inference.sessions.table import Session
 from neurogrid.model.caches.cache import MAX_FEW
 from neurogrid.model.files.tensors import is_finite
@@ -32,7 +32,8 @@ __all__ = ["Extension", "WorkerSteps"]
 
 logger = logging.getLogger(__name__)
 
-# Steps that wait for the torch thread: one of each of hundreds of sessions, and a few of those of 1.0.0.
+# Steps of one coordinator that wait for the torch thread: one of each of hundreds of sessions, and a few of those of
+# 1.0.0.
 MAX_WAITING_STEPS = 1024
 # Seconds that an activation waits for those before it. They came together, and their tasks begin in any order.
 EARLY_TIMEOUT = 2.0
@@ -62,7 +63,7 @@ class WorkerSteps:
     def __init__(self, state: WorkerState) -> None:
         self._state = state
         self.statistics = ComputeStatistics()
-        self._prefilled_last = True
+        self._turns = Turns()
         # Asked often, and in the torch thread: the clock itself, not `trio.current_time`, which goes to look for it.
         self._clock = trio.lowlevel.current_clock().current_time
         self._activity = Activity(self._clock)
@@ -72,6 +73,7 @@ class WorkerSteps:
             self._compute,
             self._run_torch,
             max_waiting=MAX_WAITING_STEPS,
+            group=lambda step: step.owner,
             linger=self._linger,
         )
 
@@ -150,6 +152,7 @@ class WorkerSteps:
                 adapter=session.adapter,
                 goes_back=goes_back,
                 is_whole=session.takes_cuts and num_tokens <= MAX_FEW,
+                owner=session.owner,
             )
             self._activity.came(session.number)
             with stage_span(step, session.session_id):
@@ -194,11 +197,10 @@ class WorkerSteps:
         return await self._state.torch_thread.run(partial(is_finite, hidden_BTD))
 
     def _linger(self, waiting: Sequence[Step]) -> float:
-        return seconds_until_next(waiting, now=self._clock())
+        return self._turns.seconds_until_next(waiting, now=self._clock())
 
     def _choose(self, waiting: Sequence[Step]) -> list[Step]:
-        steps = next_steps(waiting, after_prefill=self._prefilled_last, now=self._clock())
-        self._prefilled_last = not steps[0].is_decoded
+        steps = self._turns.next(waiting, now=self._clock())
         # A session that is alone keeps nobody waiting: in one go it gets the bits of the whole model. Those that
         # are open and do nothing, as finished ones may be for a while, do not count.
         self._chunk = None if self._activity.num_active <= 1 else self._state.settings.prefill_chunk

@@ -2,7 +2,8 @@
 
 A forward pass takes the tokens of one batch, as their coordinator has numbered them, and those of none, over the
 same layers. A batch waits until it is whole, or has waited long enough. Between two such passes runs at most one
-chunk of one prefill.
+chunk of one prefill. Where several coordinators have steps that wait, they take turns, whatever they have: a turn is
+one pass.
 
 It knows no sessions and no messages. The choice is a pure function.
 
@@ -14,6 +15,7 @@ T = tokens, D = hidden size.
 from __future__ import annotations
 
 import math
+from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
@@ -25,10 +27,12 @@ from neurogrid.model.adapters import Adapter
 from neurogrid.model.caches.cache import StageCache
 from neurogrid.worker.held_model import HeldModel
 
-__all__ = ["Step", "next_steps", "seconds_until_next"]
+__all__ = ["Step", "Turns", "next_steps", "seconds_until_next"]
 
 # Seconds that a step waits for the rest of its batch: one may have been given up on its way.
 BATCH_TIMEOUT: Final = 0.05
+# Coordinators whose turns are remembered: more than are served at once.
+MAX_OWNERS: Final = 64
 
 
 @dataclass(eq=False, slots=True)
@@ -37,6 +41,7 @@ class Step:
 
     Attributes:
         session: the number of its session.
+        owner: the coordinator of that.
         hidden: [1, T, D]; what is left of it where a chunk has run.
         position: of its first token.
         batch: number and size of the batch that it came with, and has run with when it has; empty for none.
@@ -65,6 +70,7 @@ class Step:
     adapter: Adapter | None = None
     goes_back: bool = False
     is_whole: bool = False
+    owner: str = ""
     is_decoded: bool = field(init=False)
 
     def __post_init__(self) -> None:
@@ -82,8 +88,56 @@ class Step:
         return mine == (other.model, other.start, other.stop)
 
 
+class Turns:
+    """Whose turn it is: of the coordinators that have something to run, the one whose last turn is the longest ago."""
+
+    def __init__(self) -> None:
+        # The longest ago first, with whether its turn was a prefill's: then it is that of those that decode.
+        self._last: OrderedDict[str, bool] = OrderedDict()
+
+    def next(self, waiting: Sequence[Step], *, now: float) -> list[Step]:
+        """The steps that run next, all of one coordinator; it is its turn then. None if all wait.
+
+        Args:
+            waiting: in the order in which they came.
+            now: on the clock of `Step.waits_since`.
+        """
+        by_owner = _by_owner(waiting)
+        # Who never had a turn is first, in the order in which they came.
+        newcomers = [owner for owner in by_owner if owner not in self._last]
+        for owner in (*newcomers, *self._last):
+            if owner not in by_owner:
+                continue
+            after_prefill = self._last.get(owner, True)
+            steps = next_steps(by_owner[owner], after_prefill=after_prefill, now=now)
+            if steps:
+                self._last[owner] = not steps[0].is_decoded
+                self._last.move_to_end(owner)
+                if len(self._last) > MAX_OWNERS:
+                    self._last.popitem(last=False)
+                return steps
+        return []
+
+    @staticmethod
+    def seconds_until_next(waiting: Sequence[Step], *, now: float) -> float:
+        """How long nothing of what waits is to run, if nothing more comes."""
+        by_owner = _by_owner(waiting).values()
+        return min((seconds_until_next(its, now=now) for its in by_owner), default=math.inf)
+
+
+def _by_owner(waiting: Sequence[Step]) -> dict[str, Sequence[Step]]:
+    if all(step.owner == waiting[0].owner for step in waiting):
+        return {waiting[0].owner: waiting} if waiting else {}
+    found: dict[str, list[Step]] = {}
+    for step in waiting:
+        found.setdefault(step.owner, []).append(step)
+    return dict(found)
+
+
 def next_steps(waiting: Sequence[Step], *, after_prefill: bool, now: float) -> list[Step]:
-    """The steps that run next: those that are decoded together, or a chunk of the oldest prefill. None if all wait.
+    """The steps of one coordinator that run next: those that are decoded together, or a chunk of the oldest prefill.
+
+    None if all wait.
 
     Args:
         waiting: in the order in which they came.
@@ -98,7 +152,7 @@ def next_steps(waiting: Sequence[Step], *, after_prefill: bool, now: float) -> l
 
 
 def seconds_until_next(waiting: Sequence[Step], *, now: float) -> float:
-    """How long nothing of what waits is to run, if nothing more comes."""
+    """How long nothing of what one coordinator has waiting is to run, if nothing more comes."""
     if next_steps(waiting, after_prefill=False, now=now):
         return 0.0
     return min((step.waits_since + BATCH_TIMEOUT - now for step in waiting), default=math.inf)

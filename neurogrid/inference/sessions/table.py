@@ -25,7 +25,12 @@ from neurogrid.worker.held_model import HeldModel
 __all__ = ["Session", "SessionTable"]
 
 # Sessions that are over, for messages that were on their way.
+# Of each owner, and of so many of them.
 MAX_REMEMBERED = 1024
+MAX_OWNERS_REMEMBERED = 16
+
+_Key = tuple[str, int]
+"""A peer, and the id of a session."""
 
 _numbers = count(1)
 
@@ -100,40 +105,55 @@ class Session:
 
 
 class SessionTable:
-    """Sessions by id. A worker serves one coordinator at a time, so that all are of one owner."""
+    """Sessions by owner and id. Activations that come name the id alone: they are told apart by who sends them."""
 
     def __init__(self, *, on_drop: Callable[[Session], None]) -> None:
         """`on_drop` is called with each session that is over."""
         self._on_drop = on_drop
-        self._sessions: dict[int, Session] = {}
-        # Source and owner by id, the latest last.
-        self._over: OrderedDict[int, tuple[str, str]] = OrderedDict()
+        self._sessions: dict[_Key, Session] = {}
+        self._by_source: dict[_Key, Session] = {}
+        # What is handed on to a peer under an id is one owner's.
+        self._handed_on: set[_Key] = set()
+        # Of each owner the source by id; the latest last.
+        self._over: OrderedDict[str, OrderedDict[int, str]] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._sessions)
 
     def __contains__(self, session: Session) -> bool:
-        return self._sessions.get(session.session_id) is session
+        return self._sessions.get((session.owner, session.session_id)) is session
 
     def __iter__(self) -> Iterator[Session]:
         return iter(tuple(self._sessions.values()))
 
-    def has(self, session_id: int) -> bool:
-        """Whether a session of this id is open."""
-        return session_id in self._sessions
+    def of_owner(self, owner: str) -> list[Session]:
+        """The sessions of one owner."""
+        return [session for session in self._sessions.values() if session.owner == owner]
+
+    def is_taken(self, session: Session) -> bool:
+        """Whether a session of its id is open that is its owner's, or that could not be told from it on the way: of
+        the same source, or handed on to the same peer.
+        """
+        return (
+            (session.owner, session.session_id) in self._sessions
+            or (session.source, session.session_id) in self._by_source
+            or (session.successor or "", session.session_id) in self._handed_on
+        )
 
     def was_closed(self, session_id: int, source: str) -> bool:
         """Whether a session of this id took activations from this worker a while ago, and is no more."""
-        known, owner = self._over.get(session_id, (None, None))
-        return known == source != owner
+        return any(known.get(session_id) == source != owner for owner, known in self._over.items())
 
     def was_open(self, session_id: int, owner: str) -> bool:
         """Whether this coordinator had or closed a session of this id a while ago, which is no more."""
-        return session_id in self._over and self._over[session_id][1] == owner
+        return session_id in self._over.get(owner, ())
 
     def add(self, session: Session) -> None:
-        """Open a session."""
-        self._sessions[session.session_id] = session
+        """Open a session that is not taken."""
+        self._sessions[session.owner, session.session_id] = session
+        self._by_source[session.source, session.session_id] = session
+        if session.successor is not None:
+            self._handed_on.add((session.successor, session.session_id))
 
     def find(self, session_id: int, sender: str) -> Session | None:
         """The session, for a peer that may extend it; None where there is none.
@@ -141,50 +161,53 @@ class SessionTable:
         Raises:
             RequestRefusedError: it takes its activations from somebody else (UNAUTHORIZED).
         """
-        session = self._sessions.get(session_id)
-        if session is not None and session.source != sender:
-            raise RequestRefusedError(
-                f"session {session_id} takes no activations from {sender}: its "
-                f"{'route names another predecessor' if session.place else 'coordinator is another'}",
-                code=ErrorCode.UNAUTHORIZED,
-            )
-        return session
+        session = self._by_source.get((sender, session_id))
+        if session is not None:
+            return session
+        for other in self._sessions.values():
+            if other.session_id == session_id:
+                raise RequestRefusedError(
+                    f"session {session_id} takes no activations from {sender}: its "
+                    f"{'route names another predecessor' if other.place else 'coordinator is another'}",
+                    code=ErrorCode.UNAUTHORIZED,
+                )
+        return None
 
     def of(self, session_id: int, owner: str) -> Session | None:
         """The session of this owner, if there is one."""
-        session = self._sessions.get(session_id)
-        return session if session is not None and session.owner == owner else None
+        return self._sessions.get((owner, session_id))
 
     def close(self, session_id: int, owner: str) -> None:
         """Close a session of this owner, if there is one; if its opening comes later, it is over by then."""
         session = self.of(session_id, owner)
         if session is not None:
             self.drop(session)
-        elif not self.has(session_id):
+        else:
             self._remember(session_id, owner, owner)
 
     def drop(self, session: Session) -> None:
         """Free a session."""
         if session in self:
-            del self._sessions[session.session_id]
+            del self._sessions[session.owner, session.session_id]
+            del self._by_source[session.source, session.session_id]
+            if session.successor is not None:
+                self._handed_on.discard((session.successor, session.session_id))
             session.is_over = True
             self._on_drop(session)
             self._remember(session.session_id, session.source, session.owner)
 
     def _remember(self, session_id: int, source: str, owner: str) -> None:
-        self._over.setdefault(session_id, (source, owner))
-        if len(self._over) > MAX_REMEMBERED:
+        known = self._over.setdefault(owner, OrderedDict())
+        known.setdefault(session_id, source)
+        if len(known) > MAX_REMEMBERED:
+            known.popitem(last=False)
+        self._over.move_to_end(owner)
+        if len(self._over) > MAX_OWNERS_REMEMBERED:
             self._over.popitem(last=False)
 
     def forget(self, owner: str) -> None:
         """Drop the sessions of a peer."""
-        for session in self:
-            if session.owner == owner:
-                self.drop(session)
-
-    def clear(self) -> None:
-        """Drop all sessions."""
-        for session in self:
+        for session in self.of_owner(owner):
             self.drop(session)
 
     def expired(self, *, idle: float) -> list[tuple[Session, str]]:

@@ -1,7 +1,8 @@
 """Peers that speak 1.0.0 alone, at a worker: a config, plain weights, and activations of one layer each.
 
 1.0.0 names no content and offers nothing: the first chunk opens a transfer, and the end of the last chunk's stream says
-that the layer is usable. Nor has it sessions: there is one cache for each peer and layer, begun anew at position 0.
+that the layer is usable. Nor has it sessions: there is one cache for each peer and layer, begun anew at position 0. Nor
+does it agree on what it takes of the memory: while such a peer is served, no other is.
 
 Source: protocol_spec/sessions.md, "1.0.0".
 
@@ -27,6 +28,7 @@ from neurogrid.p2p.wire import PROTOCOL_V10, ErrorCode, MessageType, TensorMessa
 from neurogrid.worker.held_model import HeldModel
 from neurogrid.worker.layers import LayerService
 from neurogrid.worker.state import WeightSource, WorkerState
+from neurogrid.worker.tenant import Tenant
 from neurogrid.worker.transfers import MAX_TRANSFERS, TransferService, require_size
 
 __all__ = ["WorkerV10"]
@@ -71,12 +73,12 @@ class WorkerV10:
     def forget(self, peer_id: str) -> None:
         """Drop the caches and the unfinished transfers of a peer."""
         self._forget_transfers(peer_id)
+        self.forget_caches(peer_id)
+
+    def forget_caches(self, peer_id: str) -> None:
+        """Drop the caches of a peer: their layers are being replaced."""
         for key in [key for key in self._caches if key[0] == peer_id]:
             del self._caches[key]
-
-    def clear(self) -> None:
-        """Drop all caches: their layers are being replaced."""
-        self._caches.clear()
 
     async def expire(self, on_gave_up: Callable[[str], None]) -> None:
         """Give up transfers that have stopped; runs as long as the worker.
@@ -101,34 +103,33 @@ class WorkerV10:
                 self._plain.pop((peer_id, layer_id), None)
                 on_gave_up(peer_id)
 
-    def _require_coordinator(self, peer_id: str) -> HeldModel:
-        """The model, for the peer whose config it came with.
+    def _require_tenant(self, peer_id: str) -> tuple[Tenant, HeldModel]:
+        """The tenant of this peer id, and its model.
 
         Raises:
-            RequestRefusedError: as `WorkerState.require_coordinator`, or the peer speaks 1.1.0 too
+            RequestRefusedError: as `WorkerState.require_tenant`, or the peer speaks 1.1.0 too
                 (PROTOCOL_VIOLATION): it has sessions, and its assignment has agreed on what it may hold, which 1.0.0
                 would have once more.
         """
-        model = self._state.require_coordinator(peer_id)
+        tenant, model = self._state.require_tenant(peer_id)
         if not self._protocol.is_v10(peer_id):
             raise RequestRefusedError(
                 "a message of 1.0.0 came from a peer that speaks 1.1.0: it has sessions and transfers",
                 code=ErrorCode.PROTOCOL_VIOLATION,
             )
-        return model
+        return tenant, model
 
     # The model
 
     async def _on_config(self, message: TensorMessage) -> None:
-        await self._layers.take_config(message, self._exchange)
+        await self._layers.take_config(message, self._exchange, is_shared=False)
 
-    async def _exchange(self, model: HeldModel, peer_id: str) -> None:
+    async def _exchange(self, tenant: Tenant, model: HeldModel) -> None:
         """Layers that another coordinator sent may be those of another fine-tune: they go."""
-        held = self._state.model
-        await self._layers.exchange(model, peer_id)
-        self._forget_transfers(peer_id)
-        if held is not None and held is self._state.model:
-            await self._state.run_torch(held.drop_received)
+        await self._layers.exchange(tenant, model)
+        self._forget_transfers(tenant.owner)
+        if tenant.model is not None and tenant.model is not model:
+            await self._state.run_torch(tenant.model.drop_received)
 
     # Weights
 
@@ -143,7 +144,7 @@ class WorkerV10:
         """
         peer_id, layer_id = sender_of(message), message.layer_id
         WeightsChunk.require_numbers(message.data)
-        model = self._require_coordinator(peer_id)
+        tenant, model = self._require_tenant(peer_id)
         chunk = WeightsChunk.decode(message.data)
         incoming = self._plain.get((peer_id, layer_id))
         if incoming is None:
@@ -156,7 +157,7 @@ class WorkerV10:
         if not incoming.is_complete:
             return None
         del self._plain[peer_id, layer_id]
-        return self._finish(model, incoming, message)
+        return self._finish(tenant, model, incoming, message)
 
     def _begin(self, peer_id: str, model: HeldModel, layer_id: int, total_chunks: int) -> PlainBlob:
         """Open a transfer by its first chunk."""
@@ -175,13 +176,15 @@ class WorkerV10:
         self._plain[peer_id, layer_id] = incoming
         return incoming
 
-    async def _finish(self, model: HeldModel, incoming: PlainBlob, message: TensorMessage) -> None:
+    async def _finish(
+        self, tenant: Tenant, model: HeldModel, incoming: PlainBlob, message: TensorMessage
+    ) -> None:
         state, layer_id = self._state, incoming.layer_id
-        async with state.model_lock:
-            if state.model is not model:
+        async with tenant.lock:
+            if state.tenants.get(tenant.owner) is not tenant or tenant.model is not model:
                 return  # another config came meanwhile; nobody waits for this layer
             view, blob_id = await trio.to_thread.run_sync(incoming.finish)
-            await self._transfers.load(model, layer_id, view, blob_id)
+            await self._transfers.load(tenant, model, layer_id, view, blob_id)
         state.note_received(WeightSource.COORDINATOR, len(view))
         await state.answer(message, MessageType.WEIGHTS_ACK, layer_id=layer_id)
 
@@ -197,7 +200,7 @@ class WorkerV10:
         Raises:
             RequestRefusedError: it is not held, has no room for a cache, or could not compute.
         """
-        model = self._require_coordinator(sender_of(message))
+        _, model = self._require_tenant(sender_of(message))
         layer_id, position = message.layer_id, message.seq_id
         if layer_id not in model.held:
             raise RequestRefusedError(

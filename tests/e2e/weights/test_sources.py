@@ -201,7 +201,7 @@ def test_a_worker_that_lost_a_layer_is_no_source_and_no_liar(
 def test_a_stranger_may_not_offer_what_a_worker_may_ask_for(
     model: LoadedModel, tmp_path: Path
 ) -> None:
-    """Serving others opens nothing else: who is not the coordinator is told busy."""
+    """Serving others opens nothing else: who is no coordinator that is served may offer nothing."""
     from neurogrid.errors import PeerRefusedError
     from neurogrid.p2p.transfer import Transfers, send_blob
     from neurogrid.p2p.wire import ErrorCode
@@ -222,7 +222,7 @@ def test_a_stranger_may_not_offer_what_a_worker_may_ask_for(
             assert bytes(fetched.blob.data) == b"".join(map(bytes, blob.chunks()))
             with pytest.raises(PeerRefusedError) as caught:
                 await send_blob(other, peer_id, b"weights of mine", layer_id=0)
-            assert caught.value.code == ErrorCode.BUSY
+            assert caught.value.code == ErrorCode.CONFIG_REQUIRED
 
     trio.run(main)
 

@@ -1,4 +1,4 @@
-"""The worker's panel: its coordinator, what it holds and computes, what it trains, and what passes between it and its
+"""The worker's panel: its coordinators, what it holds and computes, what it trains, and what passes between it and its
 peers.
 """
 
@@ -8,7 +8,7 @@ from typing import Final
 
 from neurogrid.cli.terminal.panel.view import Cell, Column, View, bar, span
 from neurogrid.cli.terminal.transfer_view import format_bytes, part_of
-from neurogrid.inference.sessions.board import PeerTraffic, WorkerStatus
+from neurogrid.inference.sessions.board import PeerTraffic, TenantStatus, WorkerStatus
 from neurogrid.p2p.hosts.identity import short_peer_id
 from neurogrid.p2p.hosts.machine import named_peer
 from neurogrid.training.members.status import PartStatus
@@ -64,7 +64,16 @@ def worker_view(
         columns=COLUMNS,
         rows=tuple(map(_row, status.peers)),
         figures=tuple(
-            filter(None, (_trained(part), _held(status), _computed(status), _came(status)))
+            filter(
+                None,
+                (
+                    _trained(part),
+                    *_tenants(status),
+                    _held(status),
+                    _computed(status),
+                    _came(status),
+                ),
+            )
         ),
         notes=(),
         foot=f"{named_peer(status.peer_id, status.machine)} · up {span(status.uptime)}",
@@ -74,17 +83,20 @@ def worker_view(
 def _state(
     status: WorkerStatus, part: PartStatus | None, *, trains: bool, serves: bool
 ) -> tuple[str, str]:
-    if status.coordinator is None and part is not None:
+    if not status.tenants and part is not None:
         is_well = part.state != "failed"
         return f"{DOES[part.state]} {part.run}", "green" if is_well else "red"
-    if status.coordinator is None:
+    if not status.tenants:
         kinds = [
             kind for kind, is_lent in (("coordinator", serves), ("training run", trains)) if is_lent
         ]
         return f"waits for a {' or a '.join(kinds)}", "yellow"
-    if status.num_confirmed < len(status.layers_assigned):
+    if not all(tenant.is_ready for tenant in status.tenants):
         return "gets its layers", "cyan"
-    return f"serves {named_peer(status.coordinator, status.coordinator_machine)}", "green"
+    if len(status.tenants) > 1:
+        return f"serves {len(status.tenants)} coordinators", "green"
+    (tenant,) = status.tenants
+    return f"serves {named_peer(tenant.coordinator, tenant.machine)}", "green"
 
 
 def _row(peer: PeerTraffic) -> tuple[Cell, ...]:
@@ -136,18 +148,45 @@ def _trained(part: PartStatus | None) -> tuple[str, ...]:
     return tuple(figures)
 
 
-def _held(status: WorkerStatus) -> tuple[str, ...]:
-    """Say what the worker holds, and what that takes."""
-    layers, load = status.layers_assigned, status.load
-    figures = [status.model] if status.model else []
-    if layers and status.num_confirmed < len(layers):
-        part = status.num_confirmed / len(layers)
+def _tenants(status: WorkerStatus) -> list[tuple[str, ...]]:
+    """Say of each of several coordinators what it has; of one alone, `_held` does."""
+    if len(status.tenants) < 2:
+        return []
+    return [
+        (
+            named_peer(tenant.coordinator, tenant.machine),
+            *_placed(tenant),
+            f"{tenant.num_sessions} session{'s' * (tenant.num_sessions != 1)}",
+            f"memory {format_bytes(tenant.promised_bytes)}",
+        )
+        for tenant in status.tenants
+    ]
+
+
+def _placed(tenant: TenantStatus) -> list[str]:
+    layers = tenant.layers_assigned
+    figures = [tenant.model] if tenant.model else []
+    if not tenant.is_ready:
+        part = tenant.num_confirmed / len(layers)
         figures.append(
-            f"layers {_range(layers)} {bar(part)} {status.num_confirmed} of {len(layers)}"
+            f"layers {_range(layers)} {bar(part)} {tenant.num_confirmed} of {len(layers)}"
         )
     elif layers:
-        figures.append(f"layers {_range(layers)} of {status.total_layers}")
-    elif status.layers_held:
+        figures.append(f"layers {_range(layers)} of {tenant.total_layers}")
+    elif tenant.has_given_way:
+        figures.append("gave way while it was idle")
+    return figures
+
+
+def _held(status: WorkerStatus) -> tuple[str, ...]:
+    """Say what the worker holds, and what that takes."""
+    load = status.load
+    figures: list[str] = []
+    if not status.tenants:
+        figures += status.kept_models[-1:]
+    if len(status.tenants) == 1:
+        figures += _placed(status.tenants[0])
+    if status.layers_held and not any(tenant.layers_assigned for tenant in status.tenants):
         held = len(status.layers_held)
         figures.append(f"{held} layer{'s' * (held != 1)} kept for the next coordinator")
     if load.weight_bytes:
@@ -161,7 +200,7 @@ def _held(status: WorkerStatus) -> tuple[str, ...]:
 def _computed(status: WorkerStatus) -> tuple[str, ...]:
     """Say what the worker computes; nothing where it has nothing to compute."""
     load = status.load
-    if not (status.layers_assigned or load.num_sessions):
+    if not (any(tenant.layers_assigned for tenant in status.tenants) or load.num_sessions):
         return ()
     figures = [f"{load.num_sessions} session{'s' * (load.num_sessions != 1)}"]
     if load.num_waiting:
