@@ -156,8 +156,8 @@ class LayerService:
             tenant, model = state.require_tenant(message.from_peer)
             self._check_assignment(model, assign)
             before = tenant.assignment
-            await self._promise(tenant, model, assign)
             has_grown = before is not None and _contains(assign, before)
+            await self._promise(tenant, model, assign, has_grown=has_grown)
             if not has_grown:
                 state.on_layers_changed(tenant.owner)
             await state.run_torch(model.keep_only, assign.start_layer, assign.stop_layer)
@@ -179,7 +179,9 @@ class LayerService:
         ack = AssignAck(held=tuple(sorted(held)))
         await state.answer(message, MessageType.ASSIGN_ACK, ack.encode())
 
-    async def _promise(self, tenant: Tenant, model: HeldModel, assign: Assign) -> None:
+    async def _promise(
+        self, tenant: Tenant, model: HeldModel, assign: Assign, *, has_grown: bool
+    ) -> None:
         """Have the memory that an assignment takes kept for it.
 
         Raises:
@@ -192,6 +194,7 @@ class LayerService:
             model.needed_bytes(
                 start, stop, num_tokens=assign.max_length, num_sessions=assign.max_sessions
             ),
+            keeps_beside=has_grown,
             purpose=f"for {name_range(range(start, stop))} with {sessions} of {assign.max_length} tokens",
         )
 

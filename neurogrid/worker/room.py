@@ -83,12 +83,20 @@ class Room:
         return max(capacity - self._held_by_others(owner, now), 0)
 
     def ask(
-        self, owner: str, num_bytes: int, capacity: int, now: float, *, purpose: str = ""
+        self,
+        owner: str,
+        num_bytes: int,
+        capacity: int,
+        now: float,
+        *,
+        keeps_beside: bool = False,
+        purpose: str = "",
     ) -> tuple[str, ...]:
         """Promise so much to `owner`, in the place of what it was promised before.
 
         Args:
             capacity: bytes that all may have together.
+            keeps_beside: it goes on having what it has beside its layers and caches.
             purpose: what they are needed for, for the error.
 
         Returns:
@@ -99,7 +107,8 @@ class Room:
                 nothing has changed.
         """
         mine = self._promises.get(owner) or Promise(0, now)
-        needed = num_bytes + mine.beside_bytes
+        beside = mine.beside_bytes if keeps_beside else 0
+        needed = num_bytes + beside
         if needed > self.free(owner, capacity, now):
             raise self._too_much(owner, needed, capacity, now, purpose)
         others = {other: p for other, p in self._promises.items() if other != owner}
@@ -118,7 +127,7 @@ class Room:
                 missing += others[other].total_bytes
         for other in going:
             del self._promises[other]
-        mine.num_bytes = num_bytes
+        mine.num_bytes, mine.beside_bytes = num_bytes, beside
         mine.safe_until = now + self._placing_after
         self._promises[owner] = mine
         return tuple(going)

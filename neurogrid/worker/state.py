@@ -153,10 +153,13 @@ class WorkerState:
         """Bytes that were promised to nobody, as `owner` may take them."""
         return self._memory(beside=owner).free_bytes - self.room.promised_bytes
 
-    async def promise(self, tenant: Tenant, num_bytes: int, *, purpose: str) -> None:
+    async def promise(
+        self, tenant: Tenant, num_bytes: int, *, keeps_beside: bool, purpose: str
+    ) -> None:
         """Keep so much memory for a tenant's assignment; others that are idle may give way.
 
         Args:
+            keeps_beside: its adapters stay.
             purpose: what it is for, for the error.
 
         Raises:
@@ -165,7 +168,12 @@ class WorkerState:
         capacity = self._memory(beside=tenant.owner).free_bytes
         try:
             going = self.room.ask(
-                tenant.owner, num_bytes, capacity, trio.current_time(), purpose=purpose
+                tenant.owner,
+                num_bytes,
+                capacity,
+                trio.current_time(),
+                keeps_beside=keeps_beside,
+                purpose=purpose,
             )
         except CapacityError as exc:
             is_alone = exc.available == capacity

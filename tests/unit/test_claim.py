@@ -49,3 +49,13 @@ def test_a_claim_holds_until_its_time_or_its_connection_ends(
                 current.owner not in connected if current.until is None else now >= current.until
             )
             assert is_over == ended
+
+
+def test_claims_that_are_shared_stand_beside_each_other_and_others_do_not() -> None:
+    shared, alone = Claim("ann", is_shared=True), Claim("bob")
+    for connected in (True, False):
+        assert shared.allows(Claim("eve", is_shared=True), 0.0, is_connected=connected)
+    training = Claim("eve", "training", 10.0)
+    for one, other in ((shared, alone), (alone, shared), (shared, training), (training, shared)):
+        assert not one.allows(other, 0.0, is_connected=True)
+        assert one.allows(other, 20.0, is_connected=False)

@@ -307,3 +307,97 @@ def test_a_start_fails_where_no_worker_says_what_it_has() -> None:
             await fleet_of(script, num_stages=1).enlist([odd])
 
     trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+
+
+class SharedWorker(ScriptedWorker):
+    """One whose memory others use by the time that it is to hold something."""
+
+    free = 0
+
+    async def memory(self) -> GPUInfo:
+        await self._script.ask(self.peer_id)
+        return GPUInfo(name="a device", total_bytes=GIB, used_bytes=GIB - self.free)
+
+    async def place(self, placement: Placement, reports: TransferReports) -> None:
+        if not self.free:
+            text = "others hold it"
+            raise errors.PeerRefusedError(text, code=ErrorCode.OUT_OF_MEMORY, text=text)
+        await super().place(placement, reports)
+
+
+def test_a_worker_whose_memory_others_got_meanwhile_is_planned_with_as_it_is_now() -> None:
+    script = Script()
+
+    async def main() -> None:
+        fleet = fleet_of(script, num_stages=1)
+        script.fleet = fleet
+        workers = {name: SharedWorker(script, name) for name in ("one", "two")}
+        script.connected = dict(workers)
+        await fleet.enlist(list(workers.values()))
+        ((chosen, other),) = [
+            (stage.peer_id, (workers.keys() - {stage.peer_id}).pop()) for stage in fleet.plan.stages
+        ]
+        workers[other].free = GIB
+        await fleet.start()
+        assert [stage.peer_id for stage in fleet.plan.stages] == [other]
+        member = fleet.member(chosen)
+        assert member is not None  # its connection stays, and it may have room again
+        assert member.is_short
+        assert member.info.free_bytes == 0
+
+    with patch.object(trio.to_thread, "run_sync", in_place):
+        trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+
+
+def test_a_start_says_what_the_worker_said_where_there_is_no_room_at_all() -> None:
+    script = Script()
+
+    async def main() -> None:
+        fleet = fleet_of(script, num_stages=1)
+        script.fleet = fleet
+        shared = SharedWorker(script, "shared")
+        script.connected = {"shared": shared}
+        await fleet.enlist([shared])
+        with pytest.raises(errors.NoRouteError, match=r"did not get ready .* others hold it"):
+            await fleet.start()
+
+    with patch.object(trio.to_thread, "run_sync", in_place):
+        trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+
+
+def test_layers_that_gave_way_are_placed_again_once_there_is_room() -> None:
+    script = Script()
+
+    async def main() -> None:
+        fleet = fleet_of(script, num_stages=1)
+        script.fleet = fleet
+        shared = SharedWorker(script, "shared")
+        shared.free = GIB
+        script.connected = {"shared": shared}
+        await fleet.enlist([shared])
+        await fleet.start()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(fleet.mend)
+            selector = Selector(fleet)
+            selection = await selector.select(timeout=1)
+            # Another one got its memory: that alone moves nothing, the next session does.
+            shared.free = 0
+            fleet.said_memory("shared", GPUInfo(name="", total_bytes=GIB, used_bytes=GIB))
+            await trio.sleep(100)
+            assert selector.why_not_ready is None
+            refused = errors.NoRouteError("no", layers=(0,), peer_id="shared")
+            text = "others have it"
+            refused.__cause__ = errors.PeerRefusedError(
+                text, code=ErrorCode.LAYER_NOT_HELD, text=text
+            )
+            assert selector.failed(refused, selection)
+            with pytest.raises(errors.NoRouteError, match="no worker was ready"):
+                await selector.select(timeout=30)
+            shared.free = GIB
+            await selector.select(timeout=10)
+            await trio.sleep(1)
+            assert not cast(Any, fleet.member("shared")).is_short
+            nursery.cancel_scope.cancel()
+
+    with patch.object(trio.to_thread, "run_sync", in_place):
+        trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))

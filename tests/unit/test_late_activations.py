@@ -25,11 +25,11 @@ class Worker:
 
     def __init__(self) -> None:
         self.sessions = SessionTable(on_drop=lambda session: None)
-        state: Any = SimpleNamespace(model=object(), require_coordinator=self._require_coordinator)
+        state: Any = SimpleNamespace(require_tenant=self._require_tenant)
         self.activations = WorkerActivations(state, cast(Any, None), self.sessions, cast(Any, None))
 
     @staticmethod
-    def _require_coordinator(peer_id: str) -> None:
+    def _require_tenant(peer_id: str) -> None:
         if peer_id != COORDINATOR:
             raise RequestRefusedError("busy", code=ErrorCode.UNAUTHORIZED)
 

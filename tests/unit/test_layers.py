@@ -167,6 +167,9 @@ HOUSE = (
     service("fleet.speeds", BELOW_FLEET),
     service("fleet.board", BELOW_FLEET),
     service("fleet.placing", BELOW_FLEET),
+    # Pure: no clock, no torch, no socket.
+    Room("neurogrid.worker.room", frozenset({"neurogrid.errors"})),
+    Room("neurogrid.worker.claim", frozenset()),
     service("worker", BELOW_FLEET),
     service("inference.pipeline", BELOW_INFERENCE),
     service("inference.board", BELOW_INFERENCE),
