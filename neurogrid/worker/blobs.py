@@ -63,11 +63,14 @@ class WorkerBlobs:
         self._changed = RenewedEvent()
 
     async def load(self, blob_id: bytes, *, max_bytes: int) -> StoredBlob | None:
-        """The blob from the disk, verified; None if it is not there, or no longer good.
+        """The blob from the disk, verified, or one that waits to be written there; None if it is neither, or broken.
 
         Raises:
             RequestRefusedError: there is no memory for it.
         """
+        for waiting, _, _ in self._waiting:
+            if waiting.info.blob_id == blob_id and waiting.num_bytes <= max_bytes:
+                return waiting
         cache = self._cache
         if cache is None or blob_id not in cache:
             return None

@@ -5,7 +5,7 @@ memory is promised once.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import replace
 
 import pytest
@@ -15,7 +15,7 @@ import trio.testing
 from worker_scene import DEADLINE, MAX_LENGTH, Model, Peer, Scene, make_model
 
 from neurogrid.assembly.worker import Worker
-from neurogrid.errors import PeerRefusedError
+from neurogrid.errors import NeuroGridError, PeerRefusedError
 from neurogrid.node.torch_thread import TorchThread
 from neurogrid.p2p import PROTOCOL_V10, PROTOCOL_V11, Protocol
 from neurogrid.p2p.exchange.routes import sign_route
@@ -306,3 +306,32 @@ async def test_there_are_only_so_many(model: Model) -> None:
         while len(scene.state.tenants) == MAX_TENANTS:
             await trio.sleep(0.01)
         await configure(peers[-1], model)
+
+
+async def test_a_peer_of_1_0_0_shares_with_nobody(
+    model: Model, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It agrees on no memory: it waits for the others to go, and they for it."""
+    async with shared() as scene:
+        bob = await scene.peer()
+        older = await scene.peer(versions=(PROTOCOL_V10,))
+        config = TensorMessage(MessageType.MODEL_CONFIG, data=serialize_config(model[0]))
+        await configure(bob, model)
+        with suppress(NeuroGridError):  # its stream is reset
+            await older.protocol.send(older.worker_id, config)
+        while "one of the two does not share it" not in caplog.text:
+            await trio.sleep(0.01)
+        assert scene.state.tenants.keys() == {bob.protocol.host.peer_id}
+        await bob.protocol.host.disconnect(bob.worker_id)
+        while scene.state.tenants:
+            await trio.sleep(0.01)
+        await older.protocol.send(older.worker_id, config)
+        while scene.state.tenants.keys() != {older.protocol.host.peer_id}:
+            await trio.sleep(0.01)
+        eve = await scene.peer()
+        with pytest.raises(PeerRefusedError, match="one of the two does not share it") as refused:
+            await configure(eve, model)
+        assert refused.value.code == ErrorCode.BUSY
+        assert await eve.refused(MessageType.SESSION_OPEN, SessionOpen(7, 0, 1, MAX_LENGTH)) is (
+            ErrorCode.BUSY
+        )

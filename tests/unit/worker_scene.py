@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from stage_families import SMALL, Checkpoint
 from neurogrid.errors import PeerRefusedError
 from neurogrid.model.files.checkpoint import Checkpoint as CheckpointFiles
 from neurogrid.model.files.config import model_config_message
-from neurogrid.p2p import PROTOCOL_V11, Protocol, TensorMessage, new_request_id
+from neurogrid.p2p import PROTOCOL_V10, PROTOCOL_V11, Protocol, TensorMessage, new_request_id
 from neurogrid.p2p.memory import MemoryNetwork
 from neurogrid.p2p.streams.stream import Stream
 from neurogrid.p2p.transfer import send_blob
@@ -38,6 +39,7 @@ __all__ = ["DEADLINE", "MAX_LENGTH", "Model", "Peer", "Scene", "make_model"]
 
 DEADLINE = 120.0
 MAX_LENGTH = 512
+VERSIONS = (PROTOCOL_V11, PROTOCOL_V10)
 
 Model = tuple[ModelConfig, bytes]
 
@@ -131,8 +133,10 @@ class Scene:
         self._network = network
         self._stack = stack
 
-    async def peer(self, *, limits: Limits = DEFAULT_LIMITS) -> Peer:
+    async def peer(
+        self, *, limits: Limits = DEFAULT_LIMITS, versions: Sequence[str] = VERSIONS
+    ) -> Peer:
         host = await self._stack.enter_async_context(self._network.open_host())
-        protocol = Protocol(host, role="coordinator", limits=limits)
+        protocol = Protocol(host, role="coordinator", limits=limits, versions=versions)
         await host.connect(self.worker.host.addresses[0])
         return Peer(protocol, self.worker.host.peer_id)
