@@ -54,6 +54,12 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(num_threads)
 
 
+@pytest.fixture
+def mock_clock() -> trio.testing.MockClock:
+    """A clock that stands still but for the test: threads take the time that they take."""
+    return trio.testing.MockClock()
+
+
 class Shared(Scene):
     """A worker, hosts that are connected to it, and its state."""
 
