@@ -25,8 +25,8 @@ from tests.e2e.server_process import start_server
 from tests.e2e.support import DEADLINE, WorkerProcess, reference_tokens, start_worker
 from tests.families import FAMILIES, save_checkpoint
 
-MAX_TOKENS = 40
-PROMPTS = [[5, 17, 200, 33][: 1 + i % 4] + list(range(40, 40 + 9 * (i % 5))) for i in range(6)]
+MAX_TOKENS = 24
+PROMPTS = [[5, 17, 200, 33][: 1 + i % 4] + list(range(40, 40 + 9 * (i % 5))) for i in range(4)]
 # Each takes 25 MB of caches, and 1 MB of weights: one of them has room in this, with what a plan leaves, two have not.
 ONE_MODEL = "40MiB"
 LARGE: dict[str, Any] = {"max_sessions": 32, "max_seq_len": 512}
@@ -169,7 +169,7 @@ def test_who_names_anothers_session_gets_nothing_of_it(
                 open_host() as host,
             ):
                 stranger = Protocol(host, role="coordinator")
-                for protocol in (stranger, second.protocol):
+                for protocol in (stranger, second.fleet.members[0].worker.protocol):
                     peer_id = await host.connect(workers[0].address)
                     for msg_type, payload in (
                         (MessageType.SESSION_QUERY, SessionQuery(victim)),
@@ -201,8 +201,8 @@ def test_a_third_that_does_not_fit_is_told_why(models: list[Model], tmp_path: Pa
 
             def third() -> tuple[int, str]:
                 with start_coordinator(
-                    *("--model", str(models[1][0]), "--peer", workers[0].address),
-                    *("--local-layers", "none", "--max-sessions", "32", "--max-seq-len", "512"),
+                    *("--peer", workers[0].address, "--local-layers", "none"),
+                    *("--max-sessions", "24", "--max-seq-len", "512"),  # 31 MB
                 ) as process:
                     status, _ = process.wait_end()
                     return status, "".join(process.lines)
