@@ -1,4 +1,4 @@
-"""Two coordinators, and layers that another left: one is served, with its own weights."""
+"""Two coordinators, one of 1.0.0, and layers that another left: one is served, with its own weights."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import trio
 
 from neurogrid import CoordinatorSettings
 from neurogrid.errors import ModelError, NoRouteError
-from neurogrid.p2p import PROTOCOL_V10, PROTOCOL_V11, MessageType
+from neurogrid.p2p import PROTOCOL_V10, MessageType
 from neurogrid.p2p.wire import (
     ErrorCode,
     LayerIds,
@@ -38,35 +38,41 @@ from tests.e2e.support import (
 from tests.families import FAMILIES, save_checkpoint
 
 
-@pytest.mark.parametrize("version", VERSIONS)
-def test_a_second_coordinator_is_told_busy_at_once(
-    worker: WorkerProcess, good: Good, version: str
+def test_beside_a_coordinator_of_1_0_0_another_is_told_busy_at_once(
+    worker: WorkerProcess, good: Good
 ) -> None:
     async def scenario(peer: BadPeer) -> None:
-        if version == PROTOCOL_V11:
-            await peer.place(good.model)
-        else:
-            await configured(peer, good, version)
+        await configured(peer, good, PROTOCOL_V10)
         started = trio.current_time()
         with pytest.raises(NoRouteError, match="busy: this worker serves the coordinator"):
             async with generation_on(good, worker.address):
                 pytest.fail("two coordinators have one worker")
         assert trio.current_time() - started < DEADLINE / 2
+
+    with_peer(worker, scenario, PROTOCOL_V10)
+    good.check_on(worker.address)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_one_of_1_0_0_is_refused_beside_another(
+    worker: WorkerProcess, good: Good, version: str
+) -> None:
+    async def scenario(peer: BadPeer) -> None:
+        await configured(peer, good, version)
         async with connect(worker.address, PROTOCOL_V10) as second:
             with refused(ErrorCode.BUSY, ""):
                 await second.send(MessageType.MODEL_CONFIG, serialize_config(good.model.config))
 
     with_peer(worker, scenario, version)
-    good.check_on(worker.address)
 
 
-def test_the_second_coordinators_activation_is_refused(worker: WorkerProcess, good: Good) -> None:
+def test_an_activation_of_who_is_not_served_is_refused(worker: WorkerProcess, good: Good) -> None:
     async def scenario(peer: BadPeer) -> None:
         await peer.configure(serialize_config(good.model.config))
         async with connect(worker.address) as second:
-            with refused(ErrorCode.BUSY, "busy: this worker serves"):
+            with refused(ErrorCode.CONFIG_REQUIRED, "send ModelConfig first"):
                 await second.activate(hidden(good))
-            with refused(ErrorCode.BUSY, "busy: this worker serves"):
+            with refused(ErrorCode.CONFIG_REQUIRED, "send ModelConfig first"):
                 await second.acknowledged(0, [raw_chunk(0, 1)], 5)
 
     with_peer(worker, scenario)
