@@ -273,7 +273,7 @@ class SessionService:
         try:
             yield
         except BaseException:  # also where its opener was cancelled
-            self._sessions.drop(session)
+            self._sessions.drop(session, was_opened=False)
             raise
 
     def _prior(self, opened: SessionOpen, owner: str, adapter: Adapter | None) -> Session | None:

@@ -185,8 +185,8 @@ class SessionTable:
         else:
             self._remember(session_id, owner, owner)
 
-    def drop(self, session: Session) -> None:
-        """Free a session."""
+    def drop(self, session: Session, *, was_opened: bool = True) -> None:
+        """Free a session; one whose opening failed may be opened again."""
         if session in self:
             del self._sessions[session.owner, session.session_id]
             del self._by_source[session.source, session.session_id]
@@ -194,7 +194,8 @@ class SessionTable:
                 self._handed_on.discard((session.successor, session.session_id))
             session.is_over = True
             self._on_drop(session)
-            self._remember(session.session_id, session.source, session.owner)
+            if was_opened:
+                self._remember(session.session_id, session.source, session.owner)
 
     def _remember(self, session_id: int, source: str, owner: str) -> None:
         known = self._over.setdefault(owner, OrderedDict())

@@ -116,7 +116,7 @@ def test_activations_come_from_the_named_predecessor_alone(
                 await pass_on()
             with refused(ErrorCode.UNAUTHORIZED, "its coordinator is another"):
                 await before.activate(hidden(good), session_id=2, start_layer=1)
-            with refused(ErrorCode.BUSY, "busy: this worker serves"):
+            with refused(ErrorCode.CONFIG_REQUIRED, "send ModelConfig first"):
                 await before.activate(hidden(good), session_id=3, start_layer=1)
 
     with_peer(worker, scenario)
@@ -130,7 +130,7 @@ def test_a_route_that_was_seen_is_no_use_to_others(worker: WorkerProcess, good: 
         routes.append(signed(peer, route_of(peer)))
         await peer.open_session(1, 1, 2, route=routes[0])
         async with connect(worker.address) as thief:
-            with refused(ErrorCode.BUSY, "busy: this worker serves"):
+            with refused(ErrorCode.CONFIG_REQUIRED, "send ModelConfig first"):
                 await thief.open_session(1, 1, 2, route=routes[0])
 
     async def second(peer: BadPeer) -> None:
