@@ -58,7 +58,10 @@ def test_one_of_1_0_0_is_refused_beside_another(
     worker: WorkerProcess, good: Good, version: str
 ) -> None:
     async def scenario(peer: BadPeer) -> None:
-        await configured(peer, good, version)
+        if version == PROTOCOL_V10:
+            await configured(peer, good, version)
+        else:
+            await peer.place(good.model)
         async with connect(worker.address, PROTOCOL_V10) as second:
             with refused(ErrorCode.BUSY, ""):
                 await second.send(MessageType.MODEL_CONFIG, serialize_config(good.model.config))
