@@ -15,6 +15,7 @@ import torch
 import trio
 
 from neurogrid.assembly.coordinator_settings import CoordinatorSettings
+from neurogrid.assembly.memory_sharing import MemoryShare
 from neurogrid.assembly.planned_fleet import open_plan
 from neurogrid.assembly.verification import make_verification, require_room
 from neurogrid.errors import ConfigurationError
@@ -45,6 +46,7 @@ async def open_coordinator(
     model: LoadedModel | None = None,
     progress: Progress | None = None,
     board: StatusBoard | None = None,
+    share: MemoryShare | None = None,
 ) -> AsyncIterator[Coordinator]:
     """Load the model, gather workers, place the layers; ready when the block is entered.
 
@@ -59,7 +61,7 @@ async def open_coordinator(
     progress = ProgressTee(board, progress) if progress else board
     async with AsyncExitStack() as stack:
         planned = await stack.enter_async_context(
-            open_plan(settings, model=model, progress=progress)
+            open_plan(settings, model=model, progress=progress, share=share)
         )
         model, fleet, protocol = planned.model, planned.fleet, planned.protocol
         if settings.verify:
@@ -76,7 +78,7 @@ async def open_coordinator(
         # For each layer, so that it holds for every plan.
         room = CacheRoom(
             [[cost] for cost in model.costs],
-            max_sessions=settings.max_sessions,
+            max_sessions=planned.max_sessions,
             max_length=model.max_seq_len,
             max_waiting=settings.max_waiting,
         )

@@ -59,7 +59,7 @@ from neurogrid.p2p.wire import PROTOCOL_V11
 from neurogrid.worker.settings import WorkerSettings
 from neurogrid.worker.state import WorkerState
 
-__all__ = ["LocalWorker", "enlist_with_local", "open_local_worker"]
+__all__ = ["MEMORY_FRACTION", "LocalWorker", "enlist_with_local", "open_local_worker"]
 
 logger = logging.getLogger(__name__)
 
@@ -112,6 +112,7 @@ async def open_local_worker(
     name: str,
     max_sessions: int,
     timeouts: Timeouts,
+    memory_bytes: int | None = None,
 ) -> AsyncIterator[LocalWorker]:
     """Run a worker for `model` in this process until the block is left; it holds nothing yet.
 
@@ -120,12 +121,14 @@ async def open_local_worker(
         identity: the coordinator's, whose peer id it has.
         name: what this machine is called.
         max_sessions: sessions at once that it may be asked to set memory aside for.
+        memory_bytes: that it may take; None for its part of what is free.
     """
     device = select_device(None)
     avoid_planned_attention(device)
-    memory = device_memory(device)
+    if memory_bytes is None:
+        memory_bytes = int(device_memory(device).free_bytes * MEMORY_FRACTION)
     settings = WorkerSettings(
-        memory_limit=int(memory.free_bytes * MEMORY_FRACTION),
+        memory_limit=memory_bytes,
         max_seq_len=model.max_seq_len,
         max_sessions=max(max_sessions, WorkerSettings.max_sessions),
         session_ttl=float("inf"),  # their owner is in the same process
@@ -163,19 +166,27 @@ async def enlist_with_local(
     local_layers: LocalLayers,
     max_sessions: int,
     timeouts: Timeouts,
+    memory_bytes: int | None = None,
 ) -> str:
     """Enlist the workers, and the coordinator's own stage if it is to have one; says why it has, or has not.
 
     Args:
         stack: runs the stage, once there is one.
         name: what this machine is called.
+        memory_bytes: as for `open_local_worker`.
 
     Raises:
         CapacityError, ConfigurationError, NoRouteError: as `Fleet.enlist`.
     """
 
     here = open_local_worker(
-        model, adapters, identity, name=name, max_sessions=max_sessions, timeouts=timeouts
+        model,
+        adapters,
+        identity,
+        name=name,
+        max_sessions=max_sessions,
+        timeouts=timeouts,
+        memory_bytes=memory_bytes,
     )
     with_local = replace(fleet.planning, local_id=identity.peer_id)
     if local_layers == "none":
@@ -200,8 +211,8 @@ async def enlist_with_local(
     infos = list(fleet.infos.values())
     async with AsyncExitStack() as trial:
         local = await trial.enter_async_context(here)
-        before = with_local.rate(infos)
-        after = with_local.rate([*infos, *await fleet.describe([local])])
+        before = with_local.rate(fleet.limited(infos))
+        after = with_local.rate(fleet.limited([*infos, *await fleet.describe([local])]))
         if before is None or after is None or after < MIN_SPEED_UP * before:
             return "this machine computes no layer: that would not be much faster"
         fleet.planning = with_local

@@ -7,9 +7,9 @@ out, every stage ready before the first token.
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -17,7 +17,8 @@ import torch
 import trio
 
 from neurogrid.assembly.coordinator_settings import CoordinatorSettings
-from neurogrid.assembly.local_stage import enlist_with_local
+from neurogrid.assembly.local_stage import MEMORY_FRACTION, enlist_with_local
+from neurogrid.assembly.memory_sharing import MemoryShare
 from neurogrid.assembly.plan_request import PlanRequest
 from neurogrid.errors import TransportError
 from neurogrid.exception_groups import unwrap_errors
@@ -40,7 +41,7 @@ from neurogrid.inference.generation.loaded_model import LoadedModel
 from neurogrid.inference.pipeline.remote_workers import remote_worker
 from neurogrid.inference.pipeline.session_trials import SessionTrials
 from neurogrid.model.embedded import embedded_model_path
-from neurogrid.model.stages.device import device_memory
+from neurogrid.model.stages.device import device_memory, select_device
 from neurogrid.node.discovery import open_discovery
 from neurogrid.node.kept_connections import keep_workers
 from neurogrid.node.reach_settings import open_reach
@@ -79,6 +80,7 @@ class PlannedFleet:
     Attributes:
         adapters: what can be added to the layers of the model.
         why_local: why the coordinator computes layers itself, or does not.
+        max_sessions: of the greatest length, that memory is set aside for.
     """
 
     protocol: Protocol
@@ -86,6 +88,7 @@ class PlannedFleet:
     fleet: Fleet
     adapters: ServedAdapters
     why_local: str
+    max_sessions: int
 
     @property
     def plan(self) -> Plan:
@@ -119,6 +122,7 @@ async def open_plan(
     *,
     model: LoadedModel | None = None,
     progress: FleetProgress | None = None,
+    share: MemoryShare | None = None,
 ) -> AsyncIterator[PlannedFleet]:
     """Load the model, gather workers and plan; nothing is sent to them.
 
@@ -126,6 +130,7 @@ async def open_plan(
 
     Args:
         model: what `load_model(settings)` gave, for callers that look at it first.
+        share: what it may plan with, where other models of this process have their part; None for all that there is.
 
     Raises:
         ConfigurationError: what was asked for cannot be right.
@@ -163,7 +168,7 @@ async def open_plan(
         if settings.local_workers:
             many = settings.local_workers > 1
             progress.working(f"starting {settings.local_workers} worker{'s' if many else ''} here")
-            memory = device_memory(torch.device("cpu"))
+            free_here = int(device_memory(torch.device("cpu")).free_bytes * LOCAL_WORKERS_FRACTION)
             credentials = stack.enter_context(
                 credentials_of_local_workers(
                     settings.local_workers, settings.admission, host.peer_id
@@ -172,7 +177,7 @@ async def open_plan(
             local += await stack.enter_async_context(
                 start_local_workers(
                     settings.local_workers,
-                    memory_bytes=int(memory.free_bytes * LOCAL_WORKERS_FRACTION),
+                    memory_bytes=free_here if share is None else share.workers_here(free_here),
                     name=machine,
                     max_seq_len=settings.max_seq_len,
                     listen=listen_address_beside(settings.listen, settings.admission),
@@ -214,17 +219,22 @@ async def open_plan(
                 beside_bytes=adapters.layer_bytes(len(model.costs)),
             ),
             num_stages=request.num_stages,
-            with_replicas=settings.with_replicas,
+            with_replicas=settings.with_replicas and share is None,
         )
+
+        async def describe(workers: Sequence[RemoteWorker]) -> list[WorkerInfo]:
+            infos = await describe_workers(
+                workers,
+                model,
+                assumed_bytes=settings.peer_memory_bytes,
+                alike={parse_peer_address(address)[1] for address in local},
+            )
+            return infos if share is None else share.described(infos)
+
         fleet = Fleet(
             planning,
             placer,
-            partial(
-                describe_workers,
-                model=model,
-                assumed_bytes=settings.peer_memory_bytes,
-                alike={parse_peer_address(address)[1] for address in local},
-            ),
+            describe,
             SessionTrials(model.ends.hidden_size, model.dtype, model.max_seq_len),
             progress,
             partial(_disconnect, host),
@@ -257,6 +267,20 @@ async def open_plan(
             progress.working("asking the workers what they have")
         # Workers that were started here have this machine for themselves.
         is_shared = settings.local_layers == "auto" and settings.local_workers
+        local_layers = "none" if is_shared else settings.local_layers
+        max_sessions = settings.max_sessions
+        if share is not None:
+            fleet.limited = share.limited
+            beside_bytes = adapters.layer_bytes(len(model.costs))
+            share.divide(
+                fleet.limited(await fleet.describe(workers)) if workers else [],
+                own_id=host.peer_id,
+                free_here=None if local_layers == "none" else _free_here(),
+                beside_bytes=beside_bytes,
+            )
+            max_sessions = placer.max_sessions = share.num_sessions
+            size = model.size(num_sessions=max_sessions, beside_bytes=beside_bytes)
+            fleet.planning = replace(planning, size=size)
         why_local = await enlist_with_local(
             stack,
             fleet,
@@ -265,17 +289,25 @@ async def open_plan(
             adapters,
             host.identity,
             name=machine,
-            local_layers="none" if is_shared else settings.local_layers,
-            max_sessions=settings.max_sessions,
+            local_layers=local_layers,
+            max_sessions=max_sessions,
+            memory_bytes=None if share is None else share.local_bytes,
             timeouts=settings.timeouts,
         )
+        if share is not None:
+            stack.enter_context(share.holding(lambda: fleet.plan))
         if is_shared:
             why_local = (
                 "the coordinator itself computes no layer: the workers that it started here do"
             )
         elif workers and settings.local_layers != "none":
             logger.info("%s", why_local)
-        yield PlannedFleet(protocol, model, fleet, adapters, why_local)
+        yield PlannedFleet(protocol, model, fleet, adapters, why_local, max_sessions)
+
+
+def _free_here() -> int:
+    """Memory of this machine that layers may take, as its device has it now."""
+    return int(device_memory(select_device(None)).free_bytes * MEMORY_FRACTION)
 
 
 def _disconnect(host: Host, peer_id: str) -> None:

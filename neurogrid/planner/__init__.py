@@ -9,6 +9,7 @@ Nothing here knows torch, the network or time. `world` is what goes in, `plan` w
     replicas  what the left-over peers stand by with
     planning  all of these, in this order
     lines     several plans side by side, for data parallel
+    sharing   what several models may plan with, on the same peers
     replanning, explaining    what to do when the world changes, and why a plan is as it is
 """
 
@@ -17,6 +18,14 @@ from neurogrid.planner.lines import make_lines
 from neurogrid.planner.plan import Plan, PlannedStage, Replica, name_range
 from neurogrid.planner.planning import make_plan, make_replicas
 from neurogrid.planner.replanning import Replanned, replan
+from neurogrid.planner.sharing import (
+    Division,
+    Room,
+    SharedLayer,
+    SharedModel,
+    divide,
+    taken_bytes,
+)
 from neurogrid.planner.sizes import format_bytes
 from neurogrid.planner.world import (
     KeptLayers,
@@ -29,6 +38,7 @@ from neurogrid.planner.world import (
 )
 
 __all__ = [
+    "Division",
     "Explanation",
     "KeptLayers",
     "LayerSize",
@@ -42,6 +52,10 @@ __all__ = [
     "PlannedStage",
     "Replanned",
     "Replica",
+    "Room",
+    "SharedLayer",
+    "SharedModel",
+    "divide",
     "explain",
     "format_bytes",
     "make_lines",
@@ -49,4 +63,5 @@ __all__ = [
     "make_replicas",
     "name_range",
     "replan",
+    "taken_bytes",
 ]

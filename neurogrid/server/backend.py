@@ -1,12 +1,14 @@
 """The coordinator behind the routes: not there yet, there, or without a way through all layers.
 
-The port is open before the workers are there, so that a client that waits for them can ask what is missing.
+The port is open before the workers are there, so that a client that waits for them can ask what is missing. A server
+has one, or one for each of several models (`models.Models`): which of them a request means is for `Backends` to say.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Protocol
 
 import trio
 
@@ -14,7 +16,7 @@ from neurogrid.inference.board.status_board import StatusBoard
 from neurogrid.inference.generation.coordinator import Coordinator
 from neurogrid.server.errors import APIError
 
-__all__ = ["Backend"]
+__all__ = ["Backend", "Backends"]
 
 # What a client is told to wait before it asks again whether we are ready. Seconds.
 RETRY_AFTER = 5.0
@@ -23,6 +25,37 @@ RETRY_AFTER = 5.0
 FINISH_TIMEOUT = 4.0
 # For a moment without any request, before new ones are refused so that there is one. Seconds.
 DRAIN_PATIENCE = 20.0
+
+
+class Backends(Protocol):
+    """The coordinators of a server, as far as routes know them."""
+
+    @property
+    def why_not_ready(self) -> str | None:
+        """The reason why no request can be served now; None where some can."""
+
+    def not_ready(self, reason: str) -> APIError:
+        """The error that says so."""
+
+    def require_one(self) -> None:
+        """Check that any request could be served.
+
+        Raises:
+            APIError: 503, no coordinator is there yet, or none any more.
+        """
+
+    def choose(self, name: object, *, tag: str = "") -> Backend:
+        """The backend of the model, or of the adapter, that a request names; the first, where it names none.
+
+        Args:
+            tag: what may stand behind a name, as in Ollama's API.
+
+        Raises:
+            APIError: 404, nothing has this name.
+        """
+
+    def all(self) -> Sequence[Backend]:
+        """All of them, in their order."""
 
 
 class Backend:
@@ -45,6 +78,32 @@ class Backend:
         self.gave_up = trio.Event()
         self._idle = trio.Event()
         self._idle.set()
+
+    def require_one(self) -> None:
+        """Check that the coordinator is there; raises as `coordinator`."""
+        self.coordinator  # noqa: B018
+
+    def choose(self, name: object, *, tag: str = "") -> Backend:
+        """This one: that it has no model of that name its routes find out."""
+        return self
+
+    def all(self) -> Sequence[Backend]:
+        """This one alone."""
+        return (self,)
+
+    async def wake(self) -> None:
+        """Have the coordinator there, if it is one that comes when it is asked for; as it is, if it is not.
+
+        Raises:
+            APIError: 503, it did not come.
+        """
+
+    @property
+    def names(self) -> Collection[str]:
+        """Those of its model and adapters, as far as they are known."""
+        if self._coordinator is None:
+            return ()
+        return (self._coordinator.model.name, *self._coordinator.adapters.names)
 
     @contextmanager
     def serving(self, coordinator: Coordinator) -> Iterator[None]:
@@ -108,13 +167,18 @@ class Backend:
         return self._coordinator.why_not_ready
 
     @property
+    def is_there(self) -> bool:
+        """Whether there is a coordinator that takes requests."""
+        return self._coordinator is not None and not (self._is_ending or self._pause)
+
+    @property
     def coordinator(self) -> Coordinator:
         """The coordinator.
 
         Raises:
             APIError: 503, there is none yet, or none any more.
         """
-        if self._coordinator is None or self._is_ending or self._pause:
+        if self._coordinator is None or not self.is_there:
             raise self.not_ready(self.why_not_ready or "")
         return self._coordinator
 

@@ -6,7 +6,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import BaseRoute, Route
 
-from neurogrid.server.backend import Backend
+from neurogrid.server.backend import Backends
 from neurogrid.server.openapi import Paths, json_answer, operation
 
 __all__ = ["HEALTH_PATHS", "health_routes"]
@@ -20,7 +20,7 @@ HEALTH_PATHS: Paths = {
     "/health": {"get": operation("Whether the process lives.", json_answer(_STATUS), is_open=True)},
     "/ready": {
         "get": operation(
-            "Whether every layer is on a worker that is ready.",
+            "Whether every layer is on a worker that is ready; of several models, of one of them.",
             json_answer(_STATUS),
             errors=(503,),
             is_open=True,
@@ -29,7 +29,7 @@ HEALTH_PATHS: Paths = {
 }
 
 
-def health_routes(backend: Backend) -> list[BaseRoute]:
+def health_routes(backend: Backends) -> list[BaseRoute]:
     """The two routes. Neither needs a key: they say nothing of what is served to whom."""
 
     async def health(request: Request) -> JSONResponse:

@@ -11,15 +11,17 @@ Source of the values: the board, which is told what happens, and the coordinator
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Final
+from functools import partial
+from typing import Final, Protocol
 
 from prometheus_client import CollectorRegistry
 
 from neurogrid.fleet.board.status import Health, PeerStatus
 from neurogrid.inference.board.status_board import StatusBoard
 from neurogrid.inference.generation.coordinator import Coordinator
+from neurogrid.p2p.exchange.counters import TrafficCounters
 from neurogrid.p2p.hosts.identity import short_peer_id
 from neurogrid.telemetry.build_metrics import BUILD_METRICS, BuildSource
 from neurogrid.telemetry.http_metrics import HTTP_METRICS, HttpStatistics
@@ -151,6 +153,31 @@ WRONG: Final = MetricSpec(
     "Workers that were found to compute wrong, and were excluded.",
 )
 
+MODEL_STATE: Final = MetricSpec(
+    "neurogrid_model_state",
+    "gauge",
+    "Of several models, 1 where each is: `ready`, `opening`, `idle`, `closing` or `failed`.",
+    ("model", "state"),
+)
+MODEL_RUNNING: Final = MetricSpec(
+    "neurogrid_model_requests_running",
+    "gauge",
+    "Generations of each of several models that have room on the workers.",
+    ("model",),
+)
+MODEL_REQUESTS: Final = MetricSpec(
+    "neurogrid_model_requests_total",
+    "counter",
+    "Generations of each of several models that are over.",
+    ("model",),
+)
+MODEL_TOKENS: Final = MetricSpec(
+    "neurogrid_model_generated_tokens_total",
+    "counter",
+    "Tokens that each of several models generated.",
+    ("model",),
+)
+
 COORDINATOR_METRICS: Final = (
     *(REQUESTS, RUNNING, WAITING, QUEUE, FIRST_TOKEN, BETWEEN_TOKENS, DURATION),
     *(PROMPT_TOKENS, NEW_TOKENS, PROPOSED, CACHE_RESERVED, CACHE_LIMIT),
@@ -158,57 +185,108 @@ COORDINATOR_METRICS: Final = (
     *(WORKERS, JOINED, LOST, LAYERS, LAYERS_READY),
     *(VERIFIED, WRONG),
     *(WORKER_LAYERS, WORKER_SESSIONS, WORKER_FREE, WORKER_LATENCY),
+    *(MODEL_STATE, MODEL_RUNNING, MODEL_REQUESTS, MODEL_TOKENS),
 )
 
 
+class ModelView(Protocol):
+    """One of several models, as far as it is told of."""
+
+    @property
+    def name(self) -> str:
+        """What it is called."""
+
+    @property
+    def board(self) -> StatusBoard:
+        """Of its coordinator."""
+
+    @property
+    def state(self) -> str:
+        """Where it is."""
+
+
 class CoordinatorMetrics:
-    """The metrics of one coordinator.
+    """The metrics of one coordinator, or of those of several models together; some of them for each model, too.
+
+    What is summed over the models counts on also where one is taken away: what it had by then is forgotten with it,
+    which a reader of counters takes for a restart.
 
     Args:
-        board: is told what the coordinator does.
+        board: is told what the coordinator does; None where there are several.
+        models: there are, at the moment; none where there is one coordinator.
 
     Attributes:
         http: of the server in front of it; to be told by that.
         registry: what is scraped.
     """
 
-    def __init__(self, board: StatusBoard) -> None:
+    def __init__(
+        self,
+        board: StatusBoard | None = None,
+        models: Callable[[], Sequence[ModelView]] = tuple,
+    ) -> None:
         self.http = HttpStatistics()
         self._board = board
-        self._coordinator: Coordinator | None = None
-        traffic = TrafficSource(lambda: board.counters, self._connected)
+        self._models = models
+        self._coordinators: dict[str, Coordinator] = {}
+        self._traffic: dict[StatusBoard, TrafficSource] = {}
         self.registry: CollectorRegistry = make_registry(
             {
                 BuildSource("coordinator"): BUILD_METRICS,
                 self._read: COORDINATOR_METRICS,
                 self.http.read: HTTP_METRICS,
-                traffic: TRAFFIC_METRICS,
+                self._read_traffic: TRAFFIC_METRICS,
             }
         )
 
     @contextmanager
-    def of(self, coordinator: Coordinator) -> Iterator[None]:
-        """Look at `coordinator` too while the block runs."""
-        self._coordinator = coordinator
+    def of(self, coordinator: Coordinator, name: str = "") -> Iterator[None]:
+        """Look at `coordinator` too while the block runs.
+
+        Args:
+            name: of its model, where there are several.
+        """
+        self._coordinators[name] = coordinator
         try:
             yield
         finally:
-            self._coordinator = None
+            del self._coordinators[name]
+
+    def _boards(self) -> list[StatusBoard]:
+        return ([self._board] if self._board else []) + [each.board for each in self._models()]
 
     def _connected(self) -> Collection[str]:
-        return self._coordinator.host.connected_peers if self._coordinator is not None else ()
+        coordinators = self._coordinators.values()
+        return {peer_id for each in coordinators for peer_id in each.host.connected_peers}
+
+    def _read_traffic(self, reading: Reading) -> None:
+        boards = self._boards()
+        for board in set(self._traffic) - set(boards):
+            del self._traffic[board]
+        for board in boards:
+            if board not in self._traffic:
+                self._traffic[board] = TrafficSource(partial(_counters, board), self._connected)
+            self._traffic[board](reading)
 
     def _read(self, reading: Reading) -> None:
-        self._read_generations(reading)
-        self._read_fleet(reading)
-        self._read_workers(reading)
-        if self._coordinator is not None:
-            reserved, limit = self._coordinator.cache_bytes
+        boards = self._boards()
+        for board in boards:
+            self._read_generations(reading, board)
+            self._read_fleet(reading, board)
+        self._read_workers(reading, boards)
+        for coordinator in self._coordinators.values():
+            reserved, limit = coordinator.cache_bytes
             reading.add(CACHE_RESERVED, reserved)
             reading.add(CACHE_LIMIT, limit)
+        for model in self._models():
+            generations = model.board.generations
+            reading.add(MODEL_STATE, 1, model.name, str(model.state))
+            reading.add(MODEL_RUNNING, generations.num_running, model.name)
+            reading.add(MODEL_REQUESTS, generations.num_ended, model.name)
+            reading.add(MODEL_TOKENS, generations.num_tokens, model.name)
 
-    def _read_generations(self, reading: Reading) -> None:
-        generations = self._board.generations
+    def _read_generations(self, reading: Reading, board: StatusBoard) -> None:
+        generations = board.generations
         reading.add_all(REQUESTS, generations.outcomes)
         reading.add(RUNNING, generations.num_running)
         reading.add(WAITING, generations.num_waiting)
@@ -223,13 +301,13 @@ class CoordinatorMetrics:
         reading.add_all(PROPOSED, outcomes)
         reading.add_all(FAILURES, generations.failures)
         reading.add_histogram(RECOVERY, generations.recovery)
-        verified = self._board.verification
+        verified = board.verification
         reading.add(VERIFIED, verified.num_steps - verified.num_differing, "right")
         reading.add(VERIFIED, verified.num_differing, "differing")
         reading.add(VERIFIED, verified.num_unverified, "unverified")
 
-    def _read_fleet(self, reading: Reading) -> None:
-        statistics = self._board.statistics
+    def _read_fleet(self, reading: Reading, board: StatusBoard) -> None:
+        statistics = board.statistics
         reading.add_histogram(MENDING, statistics.mending_seconds)
         reading.add_all(PLANS, statistics.plans)
         reading.add_histogram(PLANNING, statistics.planning)
@@ -238,19 +316,34 @@ class CoordinatorMetrics:
         reading.add(LOST, statistics.num_lost)
         reading.add(WRONG, statistics.num_wrong)
 
-    def _read_workers(self, reading: Reading) -> None:
-        status = self._board.fleet_status()
-        there = [peer for peer in status.peers.values() if peer.health is not Health.LOST]
-        by_health = Counter(peer.health for peer in there)
+    def _read_workers(self, reading: Reading, boards: Sequence[StatusBoard]) -> None:
+        """Layers and sessions of all models; the rest, of each worker, as the first says that has it."""
+        first: dict[str, PeerStatus] = {}
+        named: set[str] = set()
+        for board in boards:
+            status = board.fleet_status()
+            reading.add(LAYERS, status.total_layers)
+            reading.add(LAYERS_READY, len(status.loaded_layers))
+            for peer in status.peers.values():
+                if peer.health is Health.LOST:
+                    continue
+                label = short_peer_id(peer.peer_id)
+                first.setdefault(peer.peer_id, peer)
+                if label not in named and len(named) >= MAX_PEERS:
+                    continue
+                named.add(label)
+                reading.add(WORKER_LAYERS, len(peer.layers_held), label)
+                reading.add(WORKER_SESSIONS, peer.num_sessions, label)
+        by_health = Counter(peer.health for peer in first.values())
         for health in Health:
             if health is not Health.LOST:
                 reading.add(WORKERS, by_health[health], health.value)
-        reading.add(LAYERS, status.total_layers)
-        reading.add(LAYERS_READY, len(status.loaded_layers))
-        named: dict[str, PeerStatus] = {short_peer_id(peer.peer_id): peer for peer in there}
-        for label, peer in list(named.items())[:MAX_PEERS]:
-            reading.add(WORKER_LAYERS, len(peer.layers_held), label)
-            reading.add(WORKER_SESSIONS, peer.num_sessions, label)
-            reading.add(WORKER_FREE, peer.memory_free_bytes, label)
-            if peer.latency is not None:
-                reading.add(WORKER_LATENCY, peer.latency, label)
+        by_label = {short_peer_id(peer.peer_id): peer for peer in first.values()}
+        for label in named:
+            reading.add(WORKER_FREE, by_label[label].memory_free_bytes, label)
+            if (latency := by_label[label].latency) is not None:
+                reading.add(WORKER_LATENCY, latency, label)
+
+
+def _counters(board: StatusBoard) -> TrafficCounters | None:
+    return board.counters

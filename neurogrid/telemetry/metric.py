@@ -47,25 +47,21 @@ class MetricSpec:
 
 
 class Reading:
-    """The findings of one scrape."""
+    """The findings of one scrape. What is added twice to one series is summed: sources may be of the same kind."""
 
     def __init__(self, specs: Iterable[MetricSpec]) -> None:
         # Those without a value are there too, as a name and its meaning.
         self._specs = {spec.name: spec for spec in specs}
-        self._plain: dict[str, CounterMetricFamily | GaugeMetricFamily] = {}
-        self._histograms: dict[str, HistogramMetricFamily] = {}
-        for name, spec in self._specs.items():
-            if spec.kind == "histogram":
-                family = HistogramMetricFamily(name, spec.meaning, labels=spec.labels)
-                self._histograms[name] = family
-            else:
-                kind = CounterMetricFamily if spec.kind == "counter" else GaugeMetricFamily
-                self._plain[name] = kind(name, spec.meaning, labels=spec.labels)
+        self._values: dict[str, dict[tuple[str, ...], float]] = {name: {} for name in self._specs}
+        self._histograms: dict[str, dict[tuple[str, ...], _Sum]] = {
+            name: {} for name in self._specs
+        }
 
     def add(self, spec: MetricSpec, value: float, *labels: str) -> None:
         """One series of a counter or gauge; labels in the order of the metric's."""
         assert len(labels) == len(spec.labels), spec
-        self._plain[spec.name].add_metric(labels, value)
+        series = self._values[spec.name]
+        series[labels] = series.get(labels, 0) + value
 
     def add_all(self, spec: MetricSpec, values: Mapping[str, float]) -> None:
         """The series of a metric with one label, by its value."""
@@ -75,19 +71,45 @@ class Reading:
     def add_histogram(self, spec: MetricSpec, histogram: Histogram, *labels: str) -> None:
         """One series of a histogram."""
         assert len(labels) == len(spec.labels), spec
-        buckets = [
-            ("+Inf" if bound == float("inf") else repr(float(bound)), float(count))
-            for bound, count in histogram.cumulative
-        ]
-        self._histograms[spec.name].add_metric(labels, buckets, histogram.total)
+        series = self._histograms[spec.name]
+        cumulative, total = dict(histogram.cumulative), histogram.total
+        if labels in series:
+            before = series[labels]
+            assert before.cumulative.keys() == cumulative.keys(), spec
+            cumulative = {
+                bound: count + before.cumulative[bound] for bound, count in cumulative.items()
+            }
+            total += before.total
+        series[labels] = _Sum(cumulative, total)
 
     @property
     def families(self) -> Sequence[Metric]:
         """All metrics with their series, in the order in which they were named."""
-        return [
-            self._histograms[name] if spec.kind == "histogram" else self._plain[name]
-            for name, spec in self._specs.items()
-        ]
+        return [self._family(spec) for spec in self._specs.values()]
+
+    def _family(self, spec: MetricSpec) -> Metric:
+        if spec.kind == "histogram":
+            histogram = HistogramMetricFamily(spec.name, spec.meaning, labels=spec.labels)
+            for labels, found in self._histograms[spec.name].items():
+                buckets = [
+                    ("+Inf" if bound == float("inf") else repr(float(bound)), float(count))
+                    for bound, count in found.cumulative.items()
+                ]
+                histogram.add_metric(labels, buckets, found.total)
+            return histogram
+        kind = CounterMetricFamily if spec.kind == "counter" else GaugeMetricFamily
+        family = kind(spec.name, spec.meaning, labels=spec.labels)
+        for labels, value in self._values[spec.name].items():
+            family.add_metric(labels, value)
+        return family
+
+
+@dataclass(frozen=True)
+class _Sum:
+    """Histograms of one series: values up to each bound, infinity the last, and the sum of all."""
+
+    cumulative: Mapping[float, int]
+    total: float
 
 
 Source: TypeAlias = Callable[[Reading], None]

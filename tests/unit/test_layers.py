@@ -171,6 +171,8 @@ HOUSE = (
     Room("neurogrid.worker.room", frozenset({"neurogrid.errors"})),
     Room("neurogrid.worker.claim", frozenset()),
     service("worker", BELOW_FLEET),
+    # Pure: no clock, no socket, no torch. Which of several models are open.
+    Room("neurogrid.inference.residency", frozenset()),
     service("inference.pipeline", BELOW_INFERENCE),
     service("inference.board", BELOW_INFERENCE),
     service("inference.speculation", BELOW_INFERENCE),
@@ -392,6 +394,7 @@ HOUSE = (
     server(".schema_check"),
     server(".http"),
     server(".backend"),
+    server(".models"),
     server(".openapi"),
     server(".openai"),
     server(".ollama"),

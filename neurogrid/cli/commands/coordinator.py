@@ -9,6 +9,7 @@ import argparse
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -35,6 +36,12 @@ from neurogrid.cli.commands.serve import (
     add_serving_options,
     open_server,
     serving_options,
+)
+from neurogrid.cli.commands.serve_models import (
+    each_model,
+    find_models,
+    has_several,
+    serve_models,
 )
 from neurogrid.cli.entry import leave
 from neurogrid.cli.libraries import import_libraries
@@ -64,12 +71,14 @@ from neurogrid.server.http.listeners import check_port
 
 if TYPE_CHECKING:
     from neurogrid.assembly.coordinator_settings import CoordinatorSettings
+    from neurogrid.cli.terminal.panel.view import View
     from neurogrid.cli.terminal.screen import Screen
     from neurogrid.cli.terminal.show import JoinLine
     from neurogrid.inference.board.status_board import StatusBoard
     from neurogrid.inference.generation.coordinator import Coordinator
     from neurogrid.inference.generation.loaded_model import LoadedModel
     from neurogrid.inference.generation.sampling_params import SamplingParams
+    from neurogrid.server.models import Models
 
 __all__ = ["add_coordinator_options", "build_parser", "main", "run"]
 
@@ -297,33 +306,70 @@ async def _serve(
         run = ServedRun.of(options.model, follows=options.follow)
     if run is not None and options.follow:
         await run.wait_first(screen)
-    await find_model(options, screen, lambda: _judge_places(options))
+    each = each_model(options) if has_several(options) else [options]
+    if has_several(options):
+        await find_models(each, screen, lambda: _judge_places(options))
+    else:
+        await find_model(options, screen, lambda: _judge_places(options))
     with ending_at_once():
+        for one in each[1:]:
+            _judge_plan(one)
         where = _listening(options)
         if options.alone:
             screen.say(
                 "this machine computes alone: with --new-cluster DIR it prints the line by which others join"
             )
         import_libraries(screen, *LIBRARIES, *SERVER_LIBRARIES)
+    if has_several(options):
+        from neurogrid.cli.terminal.show import TerminalProgress
+        from neurogrid.inference.board.progress import Progress
+
+        with exporting_traces(options, NAME):
+            await serve_models(
+                each,
+                serving,
+                where,
+                screen,
+                farewells,
+                make_settings=_settings,
+                judge=_judge_plan,
+                show=partial(_show, screen),
+                progress=lambda: Progress() if screen.is_live else TerminalProgress(screen),
+            )
+        return ExitStatus.OK
+    async with AsyncExitStack() as stack:
+        server = await stack.enter_async_context(open_server(serving))
+        shown = await _show(screen, stack, lambda: server)
+        await _serve_all(options, where, shown, server, run, screen, farewells)
+    return ExitStatus.OK
+
+
+async def _show(
+    screen: Screen,
+    stack: AsyncExitStack,
+    server: Callable[[], Server],
+    models: Models | None = None,
+) -> JoinLine:
+    """Put up what is shown of a server that opens: on a terminal the panel, else lines; what says how workers join."""
     from neurogrid.cli.terminal.panel.coordinator import coordinator_view
     from neurogrid.cli.terminal.panel.live import open_panel
     from neurogrid.cli.terminal.show import JoinLine, TerminalProgress
 
-    async with AsyncExitStack() as stack:
-        shown: JoinLine
-        shown = terminal = stack.enter_context(TerminalProgress(screen))
-        terminal.working("reading the model")
-        server = await stack.enter_async_context(open_server(serving))
-        if screen.is_live:
-            terminal.stop()
-            shown, encoding = JoinLine(screen), screen.console.encoding
-            panel = open_panel(
-                screen,
-                lambda: coordinator_view(server.board.status(), url=server.url, encoding=encoding),
-            )
-            await stack.enter_async_context(panel)
-        await _serve_all(options, where, shown, server, run, screen, farewells)
-    return ExitStatus.OK
+    terminal = stack.enter_context(TerminalProgress(screen))
+    terminal.working("reading the model")
+    if not screen.is_live:
+        return terminal
+    terminal.stop()
+    encoding = screen.console.encoding
+
+    def view() -> View:
+        several = models.all() if models is not None else ()
+        first = several[0].board if several else server().board
+        states = [(each.name, each.state.value) for each in several]
+        return coordinator_view(first.status(), url=server().url, encoding=encoding, models=states)
+
+    await stack.enter_async_context(open_panel(screen, view))
+    return JoinLine(screen)
 
 
 async def _serve_all(

@@ -38,7 +38,7 @@ from neurogrid.cli.commands.serve import add_serving_options
 from neurogrid.cli.commands.train_words import TRAIN_COMMANDS
 from neurogrid.cli.entry import leave
 from neurogrid.cli.options.common import ArgumentParser, add_common_options
-from neurogrid.cli.options.model import HUB_NAMES
+from neurogrid.cli.options.model import HUB_NAMES, named_model_place
 from neurogrid.cli.options.trust import take_ticket
 from neurogrid.cli.signals import ending_at_once
 from neurogrid.cli.terminal.closed_pipe import ends_with_its_reader
@@ -78,7 +78,16 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_serve(parser: argparse.ArgumentParser) -> None:
-    _add_model(parser)
+    parser.add_argument(
+        "model_arguments",
+        nargs="*",
+        type=named_model_place,
+        metavar="[NAME=]MODEL",
+        help=f"{HUB_NAMES} (default: a small model that comes along); several are served side by side, each under its "
+        "name",
+    )
+    add_model_options(parser)
+    add_worker_options(parser)
     add_serving_options(parser)
     _add_coordinator(parser)
 
@@ -200,9 +209,9 @@ COMMANDS: Final = (
     ),
     Command(
         "serve",
-        "[MODEL]",
-        "serve a model over HTTP: a page, and the API of OpenAI",
-        "Serve a model over HTTP: a page, and the API of OpenAI below /v1.",
+        "[MODEL]...",
+        "serve a model, or several, over HTTP: a page, and the API of OpenAI",
+        "Serve a model, or several, over HTTP: a page, and the API of OpenAI below /v1.",
         (
             *("--http-port", "--http-host", "--api-key-file", "--max-sessions", "--max-seq-len"),
             *("--adapter", "--dtype", "--quantize", *OTHERS),
@@ -215,6 +224,7 @@ COMMANDS: Final = (
             ),
             ("serve ~/models/Qwen3-8B --cluster ~/cluster --min-peers 2", "the next time"),
             ("serve ~/models/Qwen3-8B --adapter runs/adapter", "with what a run has learned"),
+            ("serve ~/models/Qwen3-8B small=~/models/Qwen3-1.7B", "two models, by their names"),
         ),
         _add_serve,
         {"chat": False, "prompt": None, "prompt_file": None, "system": None},
@@ -413,6 +423,14 @@ def _take_arguments(command: Command, parser: ArgumentParser, options: argparse.
 
     if command.name == "run":
         _take_words(parser, options)
+    elif command.name == "serve":
+        if options.model_arguments:
+            once("--model", options.model)
+            (name, options.model), *others = options.model_arguments
+            if name is not None:
+                once("--model-name", options.model_name)
+                options.model_name = name
+            options.with_model = [*others, *options.with_model]
     elif command.takes_model:
         if options.model_argument is not None:
             once("--model", options.model)

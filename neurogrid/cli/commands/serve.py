@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import ipaddress
 import logging
+import math
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -14,13 +15,17 @@ from typing import TYPE_CHECKING
 
 import trio
 
+from neurogrid.cli.commands.cluster import duration
 from neurogrid.cli.options.common import port_number, positive_float, positive_int
+from neurogrid.cli.options.model import named_model_place
 from neurogrid.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from neurogrid.inference.board.status_board import StatusBoard
     from neurogrid.inference.generation.coordinator import Coordinator
     from neurogrid.server.backend import Backend
+    from neurogrid.server.models import Models
+    from neurogrid.server.openai.model_routes import ModelPlaces
     from neurogrid.telemetry.coordinator_metrics import CoordinatorMetrics
 
 __all__ = [
@@ -47,6 +52,8 @@ DEFAULT_REQUEST_TIMEOUT = 600.0
 # Sessions of the greatest length that workers set memory aside for: each costs a whole KV cache. Most are far
 # shorter and share that memory, so that more of them run at once.
 SERVING_SESSIONS = 4
+# Without a request for so long a model is idle, as in Ollama. Seconds.
+DEFAULT_IDLE_AFTER = 300.0
 MAX_KEY_FILE_BYTES = 1024 * 1024
 # What can be guessed over the network is no key.
 MIN_KEY_CHARS = 16
@@ -89,6 +96,30 @@ def add_serving_options(parser: argparse.ArgumentParser) -> None:
         "/v1/adapters; with --api-key-file only",
     )
     group.add_argument(
+        "--with-model",
+        action="append",
+        type=named_model_place,
+        default=[],
+        metavar="[NAME=]MODEL",
+        help="another model, served beside the first by the same workers; a request chooses by its `model`; may be "
+        "given again",
+    )
+    group.add_argument(
+        "--idle-after",
+        type=_idle_after,
+        default=DEFAULT_IDLE_AFTER,
+        metavar="DURATION",
+        help="of several models, one that nobody asked for so long gives way when another has no room, and comes back "
+        "when it is asked for: 90s, 5m, 1h, or never (default 5m)",
+    )
+    group.add_argument(
+        "--model-root",
+        type=Path,
+        metavar="DIR",
+        help="let clients with a key add models that lie below DIR, or in the cache of the hub, and remove some: POST "
+        "and DELETE at /v1/models; with --api-key-file only",
+    )
+    group.add_argument(
         "--max-queue",
         type=positive_int,
         default=DEFAULT_MAX_QUEUE,
@@ -122,6 +153,7 @@ class ServingOptions:
     cors_origins: tuple[str, ...]
     request_timeout: float
     adapter_root: Path | None = None
+    model_root: Path | None = None
 
 
 def serving_options(options: argparse.Namespace) -> ServingOptions:
@@ -137,13 +169,16 @@ def serving_options(options: argparse.Namespace) -> ServingOptions:
             f"--http-host {options.http_host[:100]} is not loopback, and anybody who reaches it would be served: "
             "add --api-key-file FILE, or, if everybody on the network may use it, --insecure"
         )
-    if options.adapter_root is not None:
-        if not keys:
+    for flag, root, what in (
+        ("--adapter-root", options.adapter_root, "adapters"),
+        ("--model-root", options.model_root, "models"),
+    ):
+        if root is not None and not keys:
             raise ConfigurationError(
-                "--adapter-root lets clients add adapters, which takes a key: add --api-key-file FILE"
+                f"{flag} lets clients add {what}, which takes a key: add --api-key-file FILE"
             )
-        if not options.adapter_root.is_dir():
-            raise ConfigurationError(f"--adapter-root {options.adapter_root}: is no directory")
+        if root is not None and not root.is_dir():
+            raise ConfigurationError(f"{flag} {root}: is no directory")
     return ServingOptions(
         options.http_host,
         options.http_port,
@@ -151,6 +186,7 @@ def serving_options(options: argparse.Namespace) -> ServingOptions:
         tuple(map(_origin, options.cors_origin)),
         options.request_timeout,
         options.adapter_root,
+        options.model_root,
     )
 
 
@@ -160,19 +196,24 @@ class Server:
 
     Attributes:
         url: where it serves, without a slash at the end.
-        board: to be told what the coordinator does, also before it is there; what is known of it and its workers.
+        board: to be told what the coordinator does, also before it is there; what is known of it and its workers. Of
+            several models, that of the first.
+        metrics: to be told of coordinators.
     """
 
     url: str
     board: StatusBoard
-    _backend: Backend
-    _metrics: CoordinatorMetrics
+    metrics: CoordinatorMetrics
+    _backend: Backend | Models
 
     async def serve(
         self, coordinator: Coordinator, until: Callable[[], Awaitable[None]] = trio.sleep_forever
     ) -> None:
         """Serve what `coordinator` generates: until then, and until what is being answered has ended."""
-        with self._backend.serving(coordinator), self._metrics.of(coordinator):
+        from neurogrid.server.backend import Backend
+
+        assert isinstance(self._backend, Backend)
+        with self._backend.serving(coordinator), self.metrics.of(coordinator):
             await until()
             await self._backend.drain("the next checkpoint is being put on the workers")
 
@@ -182,8 +223,14 @@ class Server:
 
 
 @asynccontextmanager
-async def open_server(where: ServingOptions) -> AsyncIterator[Server]:
+async def open_server(
+    where: ServingOptions, models: Models | None = None, places: ModelPlaces | None = None
+) -> AsyncIterator[Server]:
     """Open the port: `/health` is answered at once, and `/ready` says what is waited for.
+
+    Args:
+        models: that are served, where they are several, the first of them there already; None for one.
+        places: where further ones are, if clients may add some.
 
     Raises:
         ConfigurationError: the port is taken, or the host is not this machine's.
@@ -205,14 +252,23 @@ async def open_server(where: ServingOptions) -> AsyncIterator[Server]:
     from neurogrid.server.page.routes import page_routes
     from neurogrid.telemetry.coordinator_metrics import CoordinatorMetrics
 
-    board = StatusBoard()
-    backend, metrics = Backend(board), CoordinatorMetrics(board)
+    backend: Backend | Models
+    if models is None:
+        board = StatusBoard()
+        backend, metrics = Backend(board), CoordinatorMetrics(board)
+        clusters = cluster_routes(board)
+    else:
+        board = models.all()[0].board
+        backend, metrics = models, CoordinatorMetrics(models=models.all)
+        clusters = cluster_routes(models=models)
     app = make_app(
         [
-            *openai_routes(backend, request_timeout=where.request_timeout),
+            *openai_routes(
+                backend, request_timeout=where.request_timeout, models=models, places=places
+            ),
             *adapter_routes(backend, where.adapter_root),
             *ollama_routes(backend, request_timeout=where.request_timeout),
-            *cluster_routes(board),
+            *clusters,
             *metrics_routes(metrics.registry),
         ],
         open_routes=[
@@ -226,9 +282,11 @@ async def open_server(where: ServingOptions) -> AsyncIterator[Server]:
     async with open_http(app, host=where.host, port=where.port) as url:
         logger.info("the page is at %s/", url)
         try:
-            yield Server(url, board, backend, metrics)
+            yield Server(url, board, metrics, backend)
         finally:
-            board.events.close()  # so that nobody waits for more of them
+            # So that nobody waits for more of them.
+            for each in [board] if models is None else [model.board for model in models.all()]:
+                each.events.close()
 
 
 def read_keys(file: Path) -> tuple[str, ...]:
@@ -278,6 +336,11 @@ def is_loopback_host(host: str) -> bool:
     return all(
         ipaddress.ip_address(str(address[0]).partition("%")[0]).is_loopback for *_, address in found
     )
+
+
+def _idle_after(text: str) -> float:
+    """An argparse type: seconds, from a number and its unit; infinite for never."""
+    return math.inf if text == "never" else duration(text)
 
 
 def _origin(text: str) -> str:

@@ -23,6 +23,7 @@ __all__ = [
     "add_offline_option",
     "find_model",
     "model_place",
+    "named_model_place",
     "run_of",
 ]
 
@@ -49,6 +50,16 @@ def adapter_place(text: str) -> tuple[str | None, Path]:
     if not name or not directory:
         raise argparse.ArgumentTypeError(f"{text!r} is no NAME=DIR")
     return name, Path(directory).expanduser()
+
+
+def named_model_place(text: str) -> tuple[str | None, Path | ModelName]:
+    """An argparse type: a model, with a name before it or without."""
+    name, separator, place = text.partition("=")
+    if not separator or "/" in name or Path(text).exists():
+        return None, model_place(text)
+    if not name or not place:
+        raise argparse.ArgumentTypeError(f"{text!r} is no NAME=MODEL")
+    return name, model_place(place)
 
 
 def adapters_of(options: argparse.Namespace) -> dict[str, Path]:

@@ -68,6 +68,8 @@ class Fleet(Roster):
 
     Attributes:
         planning: what is asked of every plan; may be changed until `start`.
+        limited: gives the infos of workers with the memory that may be planned with; all of it, unless somebody else
+            here plans with the same workers.
         trials: of members that were found slow and have nothing to compute.
     """
 
@@ -84,6 +86,7 @@ class Fleet(Roster):
         self.planning = planning
         self._placer = placer
         self.describe = describe
+        self.limited: Callable[[Sequence[WorkerInfo]], list[WorkerInfo]] = list
         self._assigner = Assigner(self, placer, progress)
         self._joining: list[RemoteWorker] = []
         # Workers that are there and are no members yet: they have not said what they have.
@@ -178,7 +181,7 @@ class Fleet(Roster):
             for member in self.members
             if not (member.is_leaving or member.is_cut or member.rests_until > now)
         ]
-        return self._speeds.applied(infos)
+        return self._speeds.applied(self.limited(infos))
 
     # ------------------------------------------------------------------ workers that others use, too
 
@@ -278,7 +281,12 @@ class Fleet(Roster):
         self.add(Member(worker, info))
 
     def _unprepared(self) -> list[Member]:
-        """Members that stand by and do not know the model yet: to check its config takes them a second."""
+        """Members that stand by and do not know the model yet: to check its config takes them a second.
+
+        None where nothing is sent to those that are left over: they are others' as well.
+        """
+        if not self.planning.with_replicas:
+            return []
         now = trio.current_time()
         return [
             member
@@ -387,7 +395,8 @@ class Fleet(Roster):
             if member.layers:
                 first, last = min(layers[0], member.layers[0]), max(layers[-1], member.layers[-1])
                 grown = range(first, last + 1)
-            if not self.planning.fits(member.current_info, grown):
+            (limited,) = self.limited([member.current_info])
+            if not self.planning.fits(limited, grown):
                 if member.num_sessions:
                     logger.debug(
                         "no room for another plan beside the sessions of %s", stage.peer_id

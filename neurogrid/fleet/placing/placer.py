@@ -43,7 +43,11 @@ MAX_MADE_LAYERS: Final = 6
 
 
 class Placer:
-    """Places layers of one model. Made by `open_placer`."""
+    """Places layers of one model. Made by `open_placer`.
+
+    Attributes:
+        max_sessions: sessions open at once that a worker sets memory aside for; may be changed until layers are placed.
+    """
 
     def __init__(
         self,
@@ -59,7 +63,7 @@ class Placer:
         self._hashes = hashes
         self._spread = Spread(host.addresses_of)
         self._making = trio.CapacityLimiter(MAX_MADE_LAYERS)
-        self._max_sessions = max_sessions
+        self.max_sessions = max_sessions
         self._skip_weight_transfer = skip_weight_transfer
         self._config = model_config_message(
             model.config,
@@ -103,7 +107,7 @@ class Placer:
             stage=stage,
             blobs={layer: self._model.layer_blob(layer) for layer in layers},
             max_length=self._model.max_seq_len,
-            max_sessions=self._max_sessions,
+            max_sessions=self.max_sessions,
             dtype=self._model.dtype,
             making=self._making,
             skip_weight_transfer=self._skip_weight_transfer,

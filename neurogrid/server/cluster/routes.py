@@ -27,6 +27,7 @@ from neurogrid.node.events import MAX_SUBSCRIBERS
 from neurogrid.server.cluster.merge_patch import merge_patch, without_nulls
 from neurogrid.server.errors import APIError
 from neurogrid.server.http.places import NoPlaceError, Places, client_address, share_of
+from neurogrid.server.models import Models
 from neurogrid.server.openapi import Paths, json_answer, operation
 
 __all__ = ["CLUSTER_PATHS", "cluster_info", "cluster_routes"]
@@ -64,25 +65,62 @@ _INFO = {
         "total_layers": {"type": "integer", "minimum": 0},
         "loaded_layers": _LAYERS,
         "status": {"type": "object"},
+        "models": {
+            "type": "array",
+            "description": "Of a server with several: each with its `state`, and the `reason` of it.",
+            "items": {"type": "object", "required": ["id", "state"]},
+        },
     },
 }
 # Events are not in it: a document of requests and answers has no words for a stream that does not end.
 CLUSTER_PATHS: Paths = {
     "/v1/cluster/info": {
-        "get": operation("What is known of the cluster at this moment.", json_answer(_INFO))
+        "get": operation(
+            "What is known of the cluster at this moment; of several models, of the one that is named, or the first.",
+            json_answer(_INFO),
+            errors=(404,),
+            parameters=[
+                {"name": "model", "in": "query", "required": False, "schema": {"type": "string"}}
+            ],
+        )
     }
 }
 
 
-def cluster_routes(board: StatusBoard) -> list[BaseRoute]:
-    """The two routes. They answer before the workers are there, too: with what is known by then."""
-    view = _View(board)
+def cluster_routes(
+    board: StatusBoard | None = None, models: Models | None = None
+) -> list[BaseRoute]:
+    """The two routes. They answer before the workers are there, too: with what is known by then.
+
+    Args:
+        board: of the one coordinator; None where there are several.
+        models: those that there are then.
+    """
+    views: dict[StatusBoard, _View] = {}
     places: Places[object] = Places(MAX_SUBSCRIBERS, share_of(MAX_SUBSCRIBERS))
 
+    def chosen(request: Request) -> StatusBoard:
+        if models is None:
+            assert board is not None
+            return board
+        return models.choose(request.query_params.get("model")).board
+
+    def view_of(board: StatusBoard) -> _View:
+        if board not in views:
+            for gone in set(views) - {each.board for each in (models.all() if models else ())}:
+                del views[gone]
+            views[board] = _View(board)
+        return views[board]
+
     async def info(request: Request) -> JSONResponse:
-        return JSONResponse(cluster_info(board.status()))
+        told = cluster_info(chosen(request).status())
+        if models is not None:
+            told["models"] = [{"id": each.name, **each.told} for each in models.all()]
+        return JSONResponse(told)
 
     async def events(request: Request) -> Response:
+        board = chosen(request)
+        view = view_of(board)
         address = client_address(request.client.host) if request.client else ""
         if board.events.is_full or not places.has_room(address):
             raise _too_many()

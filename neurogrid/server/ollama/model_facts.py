@@ -16,26 +16,12 @@ from neurogrid.inference.generation.loaded_model import LoadedModel
 from neurogrid.model.files.tokenizer import Tokenizer
 from neurogrid.server.ollama.request_reader import TAG
 
-__all__ = ["listed", "running", "shown"]
-
-# As Ollama says of a model that stays.
-NEVER = "2318-01-01T00:00:00Z"
+__all__ = ["listed", "shown"]
 
 
 def listed(coordinator: Coordinator) -> list[dict[str, object]]:
     """The models of `/api/tags`."""
     return [_entry(coordinator, name, parent) for name, parent in _names(coordinator)]
-
-
-def running(coordinator: Coordinator) -> list[dict[str, object]]:
-    """The models of `/api/ps`: all of them, for as long as they are served."""
-    model = coordinator.model
-    entries = []
-    for entry in listed(coordinator):
-        del entry["modified_at"]
-        loaded = {"expires_at": NEVER, "size_vram": 0, "context_length": model.max_seq_len}
-        entries.append({**entry, **loaded})
-    return entries
 
 
 def shown(coordinator: Coordinator, name: str) -> dict[str, object]:

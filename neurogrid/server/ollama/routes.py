@@ -15,10 +15,12 @@ from starlette.types import ASGIApp
 from neurogrid import __version__
 from neurogrid.inference.generation.coordinator import Coordinator
 from neurogrid.inference.generation.loaded_model import LoadedModel
-from neurogrid.server.backend import Backend
+from neurogrid.server.backend import Backends
 from neurogrid.server.ollama.answer_shapes import OllamaShape
-from neurogrid.server.ollama.model_facts import listed, running, shown
+from neurogrid.server.ollama.model_facts import shown
+from neurogrid.server.ollama.model_states import running, tagged
 from neurogrid.server.ollama.request_reader import (
+    TAG,
     Load,
     read_name,
     read_ollama_chat,
@@ -45,7 +47,7 @@ Reader = Callable[
 ]
 
 
-def ollama_routes(backend: Backend, *, request_timeout: float) -> list[BaseRoute]:
+def ollama_routes(backend: Backends, *, request_timeout: float) -> list[BaseRoute]:
     """The routes.
 
     Args:
@@ -62,7 +64,7 @@ def ollama_routes(backend: Backend, *, request_timeout: float) -> list[BaseRoute
                 return Response(shape.empty(request.reason), media_type="application/json")
             return ToGenerate(request, shape)
 
-        return JsonRoute(backend, prepare, request_timeout)
+        return JsonRoute(backend, prepare, request_timeout, tag=TAG)
 
     async def embed(body: Mapping[str, Any], coordinator: Coordinator) -> Response:
         check(body, EMBED_REQUEST)
@@ -73,10 +75,14 @@ def ollama_routes(backend: Backend, *, request_timeout: float) -> list[BaseRoute
         return await _embed(body, body["prompt"], coordinator, _embeddings_answer)
 
     async def tags(request: Request) -> Response:
-        return JSONResponse({"models": listed(backend.coordinator)})
+        backend.require_one()
+        return JSONResponse({"models": [entry for each in backend.all() for entry in tagged(each)]})
 
     async def ps(request: Request) -> Response:
-        return JSONResponse({"models": running(backend.coordinator)})
+        backend.require_one()
+        return JSONResponse(
+            {"models": [entry for each in backend.all() for entry in running(each)]}
+        )
 
     async def version(request: Request) -> Response:
         return JSONResponse({"version": OLLAMA_VERSION, "neurogrid": __version__})
@@ -90,12 +96,16 @@ def ollama_routes(backend: Backend, *, request_timeout: float) -> list[BaseRoute
     return [
         Route("/api/chat", generating("chat", read_ollama_chat), methods=["POST"]),
         Route("/api/generate", generating("generate", read_ollama_generate), methods=["POST"]),
-        Route("/api/embed", JsonRoute(backend, embed, request_timeout), methods=["POST"]),
-        Route("/api/embeddings", JsonRoute(backend, embeddings, request_timeout), methods=["POST"]),
+        Route("/api/embed", JsonRoute(backend, embed, request_timeout, tag=TAG), methods=["POST"]),
+        Route(
+            "/api/embeddings",
+            JsonRoute(backend, embeddings, request_timeout, tag=TAG),
+            methods=["POST"],
+        ),
         Route("/api/tags", tags),
         Route("/api/ps", ps),
         Route("/api/version", version),
-        Route("/api/show", JsonRoute(backend, show, request_timeout), methods=["POST"]),
+        Route("/api/show", JsonRoute(backend, show, request_timeout, tag=TAG), methods=["POST"]),
     ]
 
 

@@ -16,37 +16,20 @@ from starlette.routing import BaseRoute, Route
 
 from neurogrid.assembly.adapter_places import adapter_directory
 from neurogrid.errors import ConfigurationError, ModelError
-from neurogrid.inference.generation.adapters import ServedAdapter
-from neurogrid.inference.generation.coordinator import Coordinator
-from neurogrid.server.backend import Backend
+from neurogrid.server.backend import Backends
 from neurogrid.server.errors import APIError
 from neurogrid.server.http.body import read_json
+from neurogrid.server.openai.model_list import describe_adapter
 from neurogrid.server.openai.request_schemas import ADAPTER_REQUEST
 from neurogrid.server.schema_check import check
 
-__all__ = ["adapter_routes", "describe_adapter"]
+__all__ = ["adapter_routes"]
 
 # Each is read into memory, and hashed.
 MAX_READ_AT_ONCE = 2
 
 
-def describe_adapter(
-    coordinator: Coordinator, adapter: ServedAdapter, *, created: int
-) -> dict[str, object]:
-    """An adapter as a model of the API, whose parent is the model that it stands beside."""
-    model = coordinator.model
-    return {
-        "id": adapter.name,
-        "object": "model",
-        "created": created,
-        "owned_by": "neurogrid",
-        "max_model_len": model.max_seq_len,
-        "root": adapter.directory.name,
-        "parent": model.name,
-    }
-
-
-def adapter_routes(backend: Backend, root: Path | None) -> list[BaseRoute]:
+def adapter_routes(backends: Backends, root: Path | None) -> list[BaseRoute]:
     """The routes.
 
     Args:
@@ -56,11 +39,17 @@ def adapter_routes(backend: Backend, root: Path | None) -> list[BaseRoute]:
 
     async def add(request: Request) -> Response:
         below = _require_root(root)
+        backends.require_one()
+        body = await read_json(request)
+        check(body, ADAPTER_REQUEST)
+        backend = backends.choose(body.get("model"))
+        await backend.wake()
         with backend.request() as coordinator:
-            body = await read_json(request)
-            check(body, ADAPTER_REQUEST)
             name, path = str(body["name"]), str(body["path"])
             adapters = coordinator.adapters
+            if any(name in other.names for other in backends.all()):
+                message = f"the name {name!r} is taken: give the adapter another"
+                raise APIError(400, message, code="adapter_refused")
             try:
                 adapters.require_free(name)
                 adapter = await trio.to_thread.run_sync(
@@ -70,12 +59,17 @@ def adapter_routes(backend: Backend, root: Path | None) -> list[BaseRoute]:
                 adapters.add(adapter)
             except (ConfigurationError, ModelError) as exc:
                 raise APIError(400, str(exc), code="adapter_refused") from exc
-            return JSONResponse(describe_adapter(coordinator, adapter, created=int(time.time())))
+            entry = describe_adapter(coordinator.model, adapter, created=int(time.time()))
+            return JSONResponse(entry)
 
     async def remove(request: Request) -> Response:
         _require_root(root)
         name = str(request.path_params["name"])
-        if not backend.coordinator.adapters.remove(name):
+        backends.require_one()
+        backend = next((each for each in backends.all() if name in each.names), None)
+        if backend is not None:
+            await backend.wake()
+        if backend is None or not backend.coordinator.adapters.remove(name):
             raise APIError(
                 404, f"there is no adapter {name[:100]!r}", param="name", code="adapter_not_found"
             )

@@ -6,6 +6,7 @@ What ends the work early: the client goes away, the deadline passes, or the serv
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +17,7 @@ from starlette.types import Receive, Scope, Send
 
 from neurogrid.errors import NeuroGridError
 from neurogrid.inference.generation.coordinator import Coordinator
-from neurogrid.server.backend import Backend
+from neurogrid.server.backend import Backend, Backends
 from neurogrid.server.errors import APIError
 from neurogrid.server.http.body import read_json
 from neurogrid.server.openai.answer import (
@@ -48,42 +49,83 @@ class JsonRoute:
 
     Args:
         timeout: seconds from when a request is there until its answer is finished.
+        tag: as for `Backends.choose`.
     """
 
-    def __init__(self, backend: Backend, prepare: Prepare, timeout: float) -> None:
-        self._backend = backend
+    def __init__(
+        self, backends: Backends, prepare: Prepare, timeout: float, *, tag: str = ""
+    ) -> None:
+        self._backends = backends
         self._prepare = prepare
         self._timeout = timeout
+        self._tag = tag
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         deadline = trio.current_time() + self._timeout
-        with self._backend.request() as coordinator:
+        with ExitStack() as stack:
+            backend = self._backends
+            coordinator: Coordinator | None = None
+            if isinstance(backend, Backend):  # whatever is asked of it
+                coordinator = stack.enter_context(backend.request())
+            else:
+                backend.require_one()
             try:
                 body = await read_json(Request(scope, receive))
             except ClientDisconnect:
                 return
-            prepared: ToGenerate | Response | None = None
+            backend = backend.choose(body.get("model") or body.get("name"), tag=self._tag)
+            if coordinator is None:
+                await self._wake(backend, receive, deadline)
+                coordinator = stack.enter_context(backend.request())
+            await self._answer(body, backend, coordinator, deadline, scope, receive, send)
 
-            async def prepare() -> None:
-                nonlocal prepared
-                prepared = await self._until_the_end(body, coordinator)
+    async def _wake(self, backend: Backend, receive: Receive, deadline: float) -> None:
+        """Have a model open that gave way; no longer than the client is there."""
+        while not backend.is_there:
+            has_left = True
 
-            with trio.move_on_at(deadline) as scope_of_work:
-                await while_connected(receive, prepare)
-            if scope_of_work.cancelled_caught:
-                raise APIError(
-                    504, "the answer was not finished in time (--request-timeout)", code="timeout"
-                )
-            if isinstance(prepared, ToGenerate):
-                gave_up = self._backend.gave_up
-                request, shape = prepared.request, prepared.shape
-                answer = Answer(coordinator, request, shape, deadline=deadline, gave_up=gave_up)
-                await answer(scope, receive, send)
-            elif prepared is not None:  # or the client has gone
-                await prepared(scope, receive, send)
+            async def wake() -> None:
+                nonlocal has_left
+                await backend.wake()
+                has_left = False
+
+            with trio.move_on_at(deadline) as scope_of_waking:
+                await while_connected(receive, wake)
+            if scope_of_waking.cancelled_caught:
+                raise backend.not_ready(backend.why_not_ready or "")
+            if has_left:
+                break  # nobody hears that it is not there
+
+    async def _answer(
+        self,
+        body: Mapping[str, Any],
+        backend: Backend,
+        coordinator: Coordinator,
+        deadline: float,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+    ) -> None:
+        prepared: ToGenerate | Response | None = None
+
+        async def prepare() -> None:
+            nonlocal prepared
+            prepared = await self._until_the_end(body, backend, coordinator)
+
+        with trio.move_on_at(deadline) as scope_of_work:
+            await while_connected(receive, prepare)
+        if scope_of_work.cancelled_caught:
+            raise _timeout()
+        if isinstance(prepared, ToGenerate):
+            gave_up = backend.gave_up
+            request, shape = prepared.request, prepared.shape
+            answer = Answer(coordinator, request, shape, deadline=deadline, gave_up=gave_up)
+            await answer(scope, receive, send)
+        elif prepared is not None:  # or the client has gone
+            await prepared(scope, receive, send)
 
     async def _until_the_end(
-        self, body: Mapping[str, Any], coordinator: Coordinator
+        self, body: Mapping[str, Any], backend: Backend, coordinator: Coordinator
     ) -> ToGenerate | Response:
         """Prepare, unless the server ends first."""
         prepared: ToGenerate | Response | None = None
@@ -99,7 +141,7 @@ class JsonRoute:
                 nursery.cancel_scope.cancel()
 
             nursery.start_soon(prepare)
-            await self._backend.gave_up.wait()
+            await backend.gave_up.wait()
             nursery.cancel_scope.cancel()
         if isinstance(error, NeuroGridError):
             raise api_error(error) from error
@@ -108,3 +150,7 @@ class JsonRoute:
         if prepared is None:
             raise server_ended()
         return prepared
+
+
+def _timeout() -> APIError:
+    return APIError(504, "the answer was not finished in time (--request-timeout)", code="timeout")

@@ -7,6 +7,7 @@ from neurogrid.server.openai.request_schemas import (
     ADAPTER_REQUEST,
     CHAT_REQUEST,
     COMPLETION_REQUEST,
+    MODEL_REQUEST,
 )
 from neurogrid.server.openai.responses.schemas import RESPONSE_REQUEST
 from neurogrid.server.openai.token_schemas import DETOKENIZE_REQUEST, TOKENIZE_REQUEST
@@ -32,14 +33,31 @@ _USAGE = _object(
 )
 # One of a stream: its data is an object as text, or [DONE].
 _EVENT: Schema = {"type": "object", "properties": {"data": _STRING}, "required": ["data"]}
-_MODEL = _object(
+_MODEL: Schema = {
+    "type": "object",
+    "required": [
+        *("id", "object", "created", "owned_by", "max_model_len", "root", "parent", "state")
+    ],
+    "properties": {
+        "id": _STRING,
+        "object": {"type": "string", "enum": ["model"]},
+        "created": _COUNT,
+        "owned_by": _STRING,
+        "max_model_len": {
+            "type": ["integer", "null"],
+            "minimum": 0,
+            "description": "null of a model that has not been open yet.",
+        },
+        "root": _STRING,
+        "parent": {"type": ["string", "null"]},
+        "state": {"type": "string", "enum": ["ready", "opening", "idle", "closing", "failed"]},
+        "reason": {**_STRING, "description": "Of the state, where there is something to say."},
+    },
+}
+_DELETED = _object(
     id=_STRING,
     object={"type": "string", "enum": ["model"]},
-    created=_COUNT,
-    owned_by=_STRING,
-    max_model_len=_COUNT,
-    root=_STRING,
-    parent={"type": ["string", "null"]},
+    deleted={"type": "boolean"},
 )
 
 
@@ -126,10 +144,16 @@ _REFUSED = (400, 404, 408, 413, 415, 422, 429, 503, 504)
 OPENAI_PATHS: Paths = {
     "/v1/models": {
         "get": operation(
-            "The model that is served, and the adapters beside it, whose `parent` it is.",
+            "The models that are served, and the adapters beside each, whose `parent` it is.",
             json_answer(_object(object={"type": "string", "enum": ["list"]}, data=_list(_MODEL))),
             errors=(503,),
-        )
+        ),
+        "post": operation(
+            "Serve one more model; answered when it is ready.",
+            json_answer(_MODEL),
+            errors=(400, 403, 408, 413, 415, 503),
+            body=MODEL_REQUEST,
+        ),
     },
     "/v1/models/{model}": {
         "get": operation(
@@ -137,7 +161,13 @@ OPENAI_PATHS: Paths = {
             json_answer(_MODEL),
             errors=(404, 503),
             parameters=[{"name": "model", "in": "path", "required": True, "schema": _STRING}],
-        )
+        ),
+        "delete": operation(
+            "Serve a model no longer; answered when those that it was answering have their answers.",
+            json_answer(_DELETED),
+            errors=(403, 404),
+            parameters=[{"name": "model", "in": "path", "required": True, "schema": _STRING}],
+        ),
     },
     "/v1/adapters": {
         "post": operation(
@@ -150,13 +180,7 @@ OPENAI_PATHS: Paths = {
     "/v1/adapters/{name}": {
         "delete": operation(
             "Serve an adapter no longer; answers that have begun with it go on.",
-            json_answer(
-                _object(
-                    id=_STRING,
-                    object={"type": "string", "enum": ["model"]},
-                    deleted={"type": "boolean"},
-                )
-            ),
+            json_answer(_DELETED),
             errors=(403, 404, 503),
             parameters=[{"name": "name", "in": "path", "required": True, "schema": _STRING}],
         )

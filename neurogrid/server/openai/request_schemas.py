@@ -18,7 +18,14 @@ from neurogrid.server.openai.tools.tool_schemas import (
 )
 from neurogrid.server.schema_check import Schema
 
-__all__ = ["ADAPTER_REQUEST", "CHAT_REQUEST", "COMPLETION_REQUEST", "MAX_CHOICES", "MAX_MESSAGES"]
+__all__ = [
+    "ADAPTER_REQUEST",
+    "CHAT_REQUEST",
+    "COMPLETION_REQUEST",
+    "MAX_CHOICES",
+    "MAX_MESSAGES",
+    "MODEL_REQUEST",
+]
 
 # Answers to one request, over all its prompts.
 MAX_CHOICES = 128
@@ -255,6 +262,31 @@ ADAPTER_REQUEST: Schema = {
             "maxLength": 4096,
             "description": "Of its directory, or of the training run that made it, below --adapter-root.",
         },
+        "model": {
+            "type": ["string", "null"],
+            "maxLength": 128,
+            "description": "Of several models the one that it is for; the first, where nothing is said.",
+        },
     },
 }
 """The body of `POST /v1/adapters`."""
+
+MODEL_REQUEST: Schema = {
+    "type": "object",
+    "required": ["model"],
+    "properties": {
+        "model": {
+            "type": "string",
+            "minLength": 1,
+            "maxLength": 4096,
+            "description": "Of its directory or file below --model-root, or OWNER/NAME as the cache has it.",
+        },
+        "name": {
+            "type": ["string", "null"],
+            "minLength": 1,
+            "maxLength": 128,
+            "description": "What requests call it; as its directory, or as at the hub, where nothing is said.",
+        },
+    },
+}
+"""The body of `POST /v1/models`."""

@@ -2,28 +2,21 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import Any
 
-from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp
 
 from neurogrid.inference.generation.coordinator import Coordinator
 from neurogrid.inference.generation.loaded_model import LoadedModel
-from neurogrid.server.backend import Backend
-from neurogrid.server.openai.adapter_routes import describe_adapter
+from neurogrid.server.backend import Backends
+from neurogrid.server.models import Models
 from neurogrid.server.openai.answer_shapes import ChatShape, CompletionShape
 from neurogrid.server.openai.embeddings import answer_embeddings
 from neurogrid.server.openai.json_route import JsonRoute, ToGenerate
-from neurogrid.server.openai.request_reader import (
-    CompletionRequest,
-    read_chat,
-    read_completion,
-    read_model_name,
-)
+from neurogrid.server.openai.model_routes import ModelPlaces, model_routes
+from neurogrid.server.openai.request_reader import CompletionRequest, read_chat, read_completion
 from neurogrid.server.openai.responses.request_reader import read_response
 from neurogrid.server.openai.responses.shape import ResponseShape
 from neurogrid.server.openai.token_routes import token_routes
@@ -33,42 +26,20 @@ __all__ = ["openai_routes"]
 Reader = Callable[[Mapping[str, Any], LoadedModel, Collection[str]], Awaitable[CompletionRequest]]
 
 
-def openai_routes(backend: Backend, *, request_timeout: float) -> list[BaseRoute]:
+def openai_routes(
+    backend: Backends,
+    *,
+    request_timeout: float,
+    models: Models | None = None,
+    places: ModelPlaces | None = None,
+) -> list[BaseRoute]:
     """The routes.
 
     Args:
+        backend: one, or one of several by the model that a request names.
         request_timeout: seconds from when a request is there until its answer is finished.
+        models, places: as for `model_routes`.
     """
-    started = int(time.time())
-
-    def described(model: LoadedModel) -> dict[str, object]:
-        return {
-            "id": model.name,
-            "object": "model",
-            "created": started,
-            "owned_by": "neurogrid",
-            "max_model_len": model.max_seq_len,
-            "root": model.name,
-            "parent": None,
-        }
-
-    async def models(request: Request) -> Response:
-        coordinator = backend.coordinator
-        model = coordinator.model
-        beside = (
-            describe_adapter(coordinator, each, created=started) for each in coordinator.adapters
-        )
-        data = [described(model), *beside]
-        return JSONResponse({"object": "list", "data": data})
-
-    async def model(request: Request) -> Response:
-        coordinator = backend.coordinator
-        served, adapters = coordinator.model, coordinator.adapters
-        name = read_model_name(served, adapters.names, request.path_params["model"])
-        adapter = None if name is None else adapters.get(name)
-        if adapter is None:
-            return JSONResponse(described(served))
-        return JSONResponse(describe_adapter(coordinator, adapter, created=started))
 
     def completions(read: Reader, shape: type[ChatShape] | type[CompletionShape]) -> ASGIApp:
         async def prepare(body: Mapping[str, Any], coordinator: Coordinator) -> ToGenerate:
@@ -90,8 +61,7 @@ def openai_routes(backend: Backend, *, request_timeout: float) -> list[BaseRoute
         return ToGenerate(request, ResponseShape(name, body, request))
 
     return [
-        Route("/v1/models", models),
-        Route("/v1/models/{model:path}", model),
+        *model_routes(backend, models, places),
         Route("/v1/chat/completions", completions(read_chat, ChatShape), methods=["POST"]),
         Route("/v1/completions", completions(read_completion, CompletionShape), methods=["POST"]),
         Route("/v1/responses", JsonRoute(backend, respond, request_timeout), methods=["POST"]),

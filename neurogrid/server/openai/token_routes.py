@@ -13,7 +13,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
 from neurogrid.inference.generation.coordinator import Coordinator
-from neurogrid.server.backend import Backend
+from neurogrid.server.backend import Backends
 from neurogrid.server.errors import APIError
 from neurogrid.server.openai.json_route import JsonRoute
 from neurogrid.server.openai.not_offered import NOT_IN_CHATS, refuse_fields, refuse_messages
@@ -29,7 +29,7 @@ _NOT_OFFERED = {
 }
 
 
-def token_routes(backend: Backend, *, request_timeout: float) -> list[BaseRoute]:
+def token_routes(backend: Backends, *, request_timeout: float) -> list[BaseRoute]:
     """The routes; arguments as for `openai_routes`."""
     return [
         Route("/tokenize", JsonRoute(backend, _tokenize, request_timeout), methods=["POST"]),

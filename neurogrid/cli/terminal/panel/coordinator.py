@@ -52,12 +52,19 @@ MAX_MACHINE: Final = 16
 NUM_SPARKS: Final = 20
 
 
-def coordinator_view(status: ClusterStatus, *, url: str = "", encoding: str = "utf-8") -> View:
+def coordinator_view(
+    status: ClusterStatus,
+    *,
+    url: str = "",
+    encoding: str = "utf-8",
+    models: Sequence[tuple[str, str]] = (),
+) -> View:
     """Make the view that the panel has of a cluster.
 
     Args:
         url: where it is served; empty for nowhere yet.
         encoding: of the terminal.
+        models: names and states of all, where there are several; the status is that of the first.
     """
     state, state_style = _state(status)
     model = f" · {status.model}, {status.total_layers} layers" if status.model else ""
@@ -67,10 +74,14 @@ def coordinator_view(status: ClusterStatus, *, url: str = "", encoding: str = "u
         state_style=state_style,
         columns=COLUMNS,
         rows=tuple(map(_row, sorted(status.peers.values(), key=_place))),
-        figures=(_figures(status, encoding),),
+        figures=(_figures(status, encoding), *_model_states(models)),
         notes=tuple(_notes(status.events)),
         foot=" · ".join(filter(None, [url, f"up {span(status.at - status.started_at)}"])),
     )
+
+
+def _model_states(models: Sequence[tuple[str, str]]) -> list[tuple[str, ...]]:
+    return [tuple(f"{name} {state}" for name, state in models)] if models else []
 
 
 def _state(status: ClusterStatus) -> tuple[str, str]:

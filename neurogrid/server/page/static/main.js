@@ -261,4 +261,4 @@ const chat = new Chat({
 new HistoryDialog(history, { open: (one) => chat.open(one), current: () => chat });
 
 if (!narrow.matches) byId("prompt").focus();
-follow({ onStatus, onLost, onKey: askForKey });
+follow({ onStatus, onLost, onKey: askForKey, models });

@@ -25,12 +25,20 @@ export function patched(target, patch) {
 
 /**
  * Follow the cluster. Calls `onStatus(status)` after each change, `onLost(error)` when there is no connection, and
- * `onKey()`, awaited, when the server wants a key.
+ * `onKey()`, awaited, when the server wants a key. With `models` it is the cluster of `models.cluster`, and that of
+ * another when they send "change".
  */
-export async function follow({ onStatus, onLost, onKey }) {
+export async function follow({ onStatus, onLost, onKey, models }) {
   let delay = FIRST_DELAY;
+  let watchdog;
+  let hasChanged = false;
+  models?.addEventListener("change", () => {
+    hasChanged = true;
+    watchdog?.abort();
+  });
   for (;;) {
-    const watchdog = new AbortController();
+    watchdog = new AbortController();
+    hasChanged = false;
     let timer = 0;
     const alive = () => {
       clearTimeout(timer);
@@ -38,7 +46,8 @@ export async function follow({ onStatus, onLost, onKey }) {
     };
     try {
       alive();
-      const response = await ask("/v1/cluster/events", { signal: watchdog.signal });
+      const query = models?.cluster ? `?model=${encodeURIComponent(models.cluster)}` : "";
+      const response = await ask(`/v1/cluster/events${query}`, { signal: watchdog.signal });
       let status = null;
       let ahead = 0;
       for await (const [event, text] of eventsOf(response)) {
@@ -56,6 +65,10 @@ export async function follow({ onStatus, onLost, onKey }) {
       }
       onLost(null);
     } catch (error) {
+      if (hasChanged) {
+        clearTimeout(timer);
+        continue;
+      }
       if (error.status === 401) {
         clearTimeout(timer);
         await onKey();

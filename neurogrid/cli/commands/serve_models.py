@@ -1,0 +1,362 @@
+"""Several models behind one port: each opened as one alone is, with a host and a peer id of its own.
+
+The first has what the options say: port, identity, the ticket by which workers join. The others take a free port and an
+identity beside the first one's, and find the workers that the first one knows.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import hashlib
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import trio
+
+from neurogrid.cli.commands.serve import ServingOptions, open_server
+from neurogrid.cli.options.common import Listening, listening
+from neurogrid.cli.options.model import adapters_of, find_model
+from neurogrid.cli.options.trust import Trust, existing_trust, trust_of
+from neurogrid.errors import ConfigurationError
+from neurogrid.hub.names import parse_name
+from neurogrid.inference.residency import MAX_MODELS
+
+if TYPE_CHECKING:
+    from neurogrid.assembly.coordinator_settings import CoordinatorSettings
+    from neurogrid.assembly.memory_sharing import MemorySharing
+    from neurogrid.cli.commands.serve import Server
+    from neurogrid.cli.terminal.screen import Screen
+    from neurogrid.cli.terminal.show import JoinLine
+    from neurogrid.inference.board.progress import Progress
+    from neurogrid.inference.generation.coordinator import Coordinator
+    from neurogrid.inference.generation.loaded_model import LoadedModel
+    from neurogrid.server.models import Models, ServedModel
+
+__all__ = ["ModelOptions", "each_model", "find_models", "has_several", "name_of", "serve_models"]
+
+MakeSettings = Callable[[argparse.Namespace, Listening, Trust], "CoordinatorSettings"]
+Judge = Callable[[argparse.Namespace], object]
+
+_PORT: Final = re.compile(r"(?<=/(?:tcp|udp)/)\d+")
+# What is for one model, and would be a guess for several.
+_OF_ONE: Final = (("draft", "--draft"), ("follow", "--follow"))
+
+
+def has_several(options: argparse.Namespace) -> bool:
+    """Whether more than one model is served, or may be."""
+    return bool(options.with_model or options.model_root)
+
+
+def each_model(options: argparse.Namespace) -> list[argparse.Namespace]:
+    """The options of each model, the first first: those of all, but for what is the first one's.
+
+    Raises:
+        ConfigurationError: an option is for one model, and there are more.
+    """
+    for name, flag in _OF_ONE:
+        if getattr(options, name):
+            raise ConfigurationError(f"{flag} is for one model: serve it by itself")
+    if len(options.with_model) >= MAX_MODELS:
+        raise ConfigurationError(f"one server has {MAX_MODELS} models at most")
+    found = [options]
+    for name, place in options.with_model:
+        own = copy.copy(options)
+        own.model, own.model_name, own.adapter = place, name, []
+        found.append(own)
+    return found
+
+
+async def find_models(
+    each: list[argparse.Namespace], screen: Screen, judge: Callable[[], object]
+) -> None:
+    """Have every model on this machine.
+
+    Raises:
+        ConfigurationError: one cannot be had, or two have one name.
+    """
+    names = set(adapters_of(each[0]))
+    for options in each:
+        await find_model(options, screen, judge)
+        name = name_of(options)
+        if name in names:
+            raise ConfigurationError(
+                f"two models, or a model and an adapter, are called {name!r}: NAME=MODEL gives one of them another name"
+            )
+        names.add(name)
+
+
+def name_of(options: argparse.Namespace) -> str:
+    """What a model is called that was found."""
+    from neurogrid.model.embedded import embedded_model_path
+    from neurogrid.model.files.checkpoint_files import model_name_of
+
+    return options.model_name or model_name_of(options.model or embedded_model_path())
+
+
+@dataclass
+class ModelOptions:
+    """One model, as it is opened.
+
+    Attributes:
+        options: its own.
+        loaded: what was read of it before it is opened the first time.
+    """
+
+    options: argparse.Namespace
+    loaded: LoadedModel | None = None
+
+
+class _Opener:
+    """Opens models, and finds those that clients add."""
+
+    def __init__(
+        self,
+        first: argparse.Namespace,
+        models: Models,
+        sharing: MemorySharing,
+        *,
+        root: Path | None,
+        make_settings: MakeSettings,
+        judge: Judge,
+        progress: Callable[[], Progress],
+    ) -> None:
+        self.places: dict[str, ModelOptions] = {}
+        self.where = Listening(())
+        self.trust = Trust()
+        self.first_progress: JoinLine | None = None
+        self._first = first
+        self._first_name = ""
+        self._models = models
+        self._sharing = sharing
+        self._root = root
+        self._make_settings = make_settings
+        self._judge = judge
+        self._progress = progress
+        self._open: dict[str, Coordinator] = {}
+
+    # ModelPlaces
+
+    async def find(self, place: str, name: str | None) -> str:
+        from neurogrid.inference.generation.adapters import AdapterName
+
+        path = await trio.to_thread.run_sync(self._place_of, place)
+        own = copy.copy(self._first)
+        own.model, own.model_name, own.adapter = path, name, []
+        found = name_of(own)
+        if AdapterName.fullmatch(found) is None:
+            raise ConfigurationError(
+                f"{found[:100]!r} is no name for a model: letters, digits and ._:/@+- make one, 128 at most"
+            )
+        if found in self.places:
+            raise ConfigurationError(f"the name {found!r} is taken: give the model another")
+        await trio.to_thread.run_sync(self._judge, own)
+        own.model_name = found
+        self.places[found] = ModelOptions(own)
+        return found
+
+    def forget(self, name: str) -> None:
+        self.places.pop(name, None)
+        self._sharing.forget(name)
+
+    def _place_of(self, place: str) -> Path:
+        from neurogrid.hub.cache import cached_snapshot
+
+        assert self._root is not None
+        root = self._root.resolve()
+        path = (root / place).resolve()
+        if path.is_relative_to(root) and path.exists():
+            return path
+        named = parse_name(place)
+        snapshot = cached_snapshot(named) if named is not None else None
+        if snapshot is None:
+            # The same, so that nobody learns what else there is on this machine.
+            raise ConfigurationError(
+                f"there is no model {place[:200]!r} below --model-root, nor whole in the cache of the hub"
+            )
+        return snapshot
+
+    # ModelOpener
+
+    async def expect_all(self) -> None:
+        """Read what all models take, before any of them is planned.
+
+        Raises:
+            ConfigurationError, ModelError: one cannot be read.
+        """
+        from neurogrid.assembly.memory_sharing import demand_of
+        from neurogrid.assembly.planned_fleet import load_model
+
+        for place in self.places.values():
+            settings = self._make_settings(place.options, self.where, self.trust)
+            place.loaded = await load_model(settings)
+            self._sharing.expect(demand_of(place.loaded, settings, asked=0.0))
+
+    @asynccontextmanager
+    async def open(self, model: ServedModel) -> AsyncIterator[Coordinator]:
+        from neurogrid.assembly.coordinator import open_coordinator
+        from neurogrid.assembly.memory_sharing import demand_of
+        from neurogrid.assembly.planned_fleet import load_model
+
+        name, place = model.name, self.places[model.name]
+        self._first_name = self._first_name or name
+        is_first = name == self._first_name
+        settings = self._settings(place.options, model, is_first=is_first)
+        loaded, place.loaded = place.loaded or await load_model(settings), None
+        demand = demand_of(loaded, settings, asked=model.count(trio.current_time()))
+        progress = self.first_progress if is_first and self.first_progress else self._progress()
+        try:
+            async with open_coordinator(
+                settings,
+                model=loaded,
+                progress=progress,
+                board=model.board,
+                share=self._sharing.share(demand),
+            ) as coordinator:
+                del loaded
+                self._open[name] = coordinator
+                if is_first and self.first_progress is not None:
+                    # Those who may join have been told.
+                    known = replace(self.trust, is_new=False, ticket_file=None)
+                    self.first_progress.invite = known.invite if known.cluster else None
+                try:
+                    yield coordinator
+                finally:
+                    del self._open[name]
+        finally:
+            self._sharing.forget(name)
+
+    def _settings(
+        self, options: argparse.Namespace, model: ServedModel, *, is_first: bool
+    ) -> CoordinatorSettings:
+        where = self.where if is_first else listening_beside(options)
+        trust = self.trust if is_first else trust_beside(options, self.trust, model.name)
+        settings = self._make_settings(options, where, trust)
+        adapters = model.adapters if model.remembered is not None else settings.adapters
+        return replace(
+            settings,
+            model_name=model.name,
+            adapters=dict(adapters),
+            bootstrap=tuple(dict.fromkeys((*settings.bootstrap, *self._known_workers()))),
+        )
+
+    def _known_workers(self) -> list[str]:
+        """Where the workers are that the other models have."""
+        return [
+            address
+            for coordinator in self._open.values()
+            for worker in coordinator.workers
+            if worker.peer_id != coordinator.peer_id
+            for address in coordinator.host.addresses_of(worker.peer_id)
+        ]
+
+
+def listening_beside(options: argparse.Namespace) -> Listening:
+    """Where a further host of this process listens: at the same addresses, on free ports."""
+    if options.listen:
+        return Listening(tuple(_PORT.sub("0", address) for address in options.listen))
+    own = copy.copy(options)
+    own.port = None
+    return Listening(listening(own, port_flag="--p2p-port").fallback)
+
+
+def trust_beside(options: argparse.Namespace, trust: Trust, name: str) -> Trust:
+    """The trust of a further coordinator of this process: the same peers are admitted; its key is another.
+
+    The key is kept beside the first one's, if that is kept, so that it is the same the next time.
+    """
+    from neurogrid.p2p.hosts.identity import Identity
+    from neurogrid.p2p.trust import COORDINATOR, WORKER, ClusterAdmission
+
+    file = trust.identity_file
+    if file is not None:
+        digest = hashlib.sha256(name.encode()).hexdigest()[:8]
+        slug = re.sub(r"[^A-Za-z0-9.-]+", "-", name)[:40]
+        file = file.with_name(f"{file.stem}-{slug}-{digest}{file.suffix}")
+    if trust.cluster is None:
+        own = copy.copy(options)
+        own.identity = file
+        return trust_of(own, is_worker=False)
+    assert file is not None
+    membership = trust.cluster.enrol(Identity.load(file).peer_id, COORDINATOR)
+    admission = ClusterAdmission(membership, admits={WORKER}, issuer=trust.cluster)
+    return Trust(admission, file)
+
+
+async def serve_models(
+    each: list[argparse.Namespace],
+    serving: ServingOptions,
+    where: Listening,
+    screen: Screen,
+    farewells: list[Callable[[], Awaitable[None]]],
+    *,
+    make_settings: MakeSettings,
+    judge: Judge,
+    show: Callable[[AsyncExitStack, Callable[[], Server], Models], Awaitable[JoinLine]],
+    progress: Callable[[], Progress],
+) -> None:
+    """Serve several models until cancelled.
+
+    Args:
+        each: the options of each, found.
+        where: the first one listens.
+        make_settings: gives the settings of one.
+        judge: refuses a model that is none.
+        show: puts up what is shown of a server, and gives what says how workers join.
+        progress: gives what says how a further model gets on.
+
+    Raises:
+        NeuroGridError: one of them cannot be opened.
+    """
+    from neurogrid.assembly.memory_sharing import MemorySharing
+    from neurogrid.inference.residency import ResidencyLimits
+    from neurogrid.server.model_keeper import ModelKeeper
+    from neurogrid.server.models import Models
+
+    first = each[0]
+    gives_way = first.idle_after < float("inf")
+    models = Models(ResidencyLimits(idle_after=first.idle_after))
+    sharing = MemorySharing(gives_way=gives_way)
+    opener = _Opener(
+        first,
+        models,
+        sharing,
+        root=serving.model_root,
+        make_settings=make_settings,
+        judge=judge,
+        progress=progress,
+    )
+    opener.where = where
+    for options in each:
+        name = name_of(options)
+        models.add(name, is_wanted=True)
+        opener.places[name] = ModelOptions(options)
+    places = opener if serving.model_root is not None else None
+    async with AsyncExitStack() as stack:
+        server = await stack.enter_async_context(open_server(serving, models, places))
+        shown = await show(stack, lambda: server, models)
+        trust = existing_trust(first)
+        held = stack.enter_context(ExitStack())
+        if trust is not None:
+            held.enter_context(trust.held())
+            opener.trust = trust
+        await opener.expect_all()
+        if trust is None:
+            # Now that nothing else is known to be wrong.
+            trust = trust_of(first, is_worker=False)
+            held.enter_context(trust.held())
+            opener.trust = trust
+        if trust.cluster is not None:
+            shown.invite = trust.invite
+        opener.first_progress = shown
+
+        def begun() -> None:
+            farewells.append(server.finish)
+            screen.print(server.url)
+
+        keeper = ModelKeeper(models, opener, server.metrics, gives_way=gives_way)
+        await keeper.run(on_begun=begun)

@@ -1,0 +1,128 @@
+"""Opens and closes the models of a server as `inference.residency` decides, and holds each while it is open."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from typing import Final, Protocol
+
+import trio
+
+from neurogrid.errors import CapacityError, NeuroGridError, PeerRefusedError
+from neurogrid.exception_groups import unwrap_errors
+from neurogrid.inference.generation.coordinator import Coordinator
+from neurogrid.inference.residency import Close, ModelState
+from neurogrid.p2p.wire import ErrorCode
+from neurogrid.server.models import Models, ServedModel
+from neurogrid.server.ollama.model_facts import listed
+from neurogrid.telemetry.coordinator_metrics import CoordinatorMetrics
+
+__all__ = ["ModelKeeper", "ModelOpener"]
+
+logger = logging.getLogger(__name__)
+
+# Of a model of the start for which there is no room beside the others.
+_STANDS_BY: Final = "%s stands by until somebody asks for it and another model gives way: %s"
+
+
+class ModelOpener(Protocol):
+    """What a model is opened by: it knows where it is, and everything else that a coordinator is told."""
+
+    def open(self, model: ServedModel) -> AbstractAsyncContextManager[Coordinator]:
+        """Open a model's coordinator; raises what is wrong with it, or that there is no room."""
+
+    def forget(self, name: str) -> None:
+        """A model is not to be opened again."""
+
+
+class ModelKeeper:
+    """Does what is decided about the models.
+
+    Args:
+        gives_way: a model for which there is no room stands by; otherwise that is an error, which ends `run`.
+    """
+
+    def __init__(
+        self, models: Models, opener: ModelOpener, metrics: CoordinatorMetrics, *, gives_way: bool
+    ) -> None:
+        self._models = models
+        self._opener = opener
+        self._metrics = metrics
+        self._gives_way = gives_way
+        self._given: set[str] = set()  # those of the start, until all were tried
+
+    async def run(self, *, on_begun: Callable[[], None]) -> None:
+        """Open and close models until cancelled.
+
+        Args:
+            on_begun: called when those that are there now are open, or stand by.
+
+        Raises:
+            NeuroGridError: one of those that are there now cannot be opened.
+        """
+        models = self._models
+        self._given = {model.name for model in models.all()}
+        has_begun = False
+        with unwrap_errors():
+            async with trio.open_nursery() as nursery:
+                while True:
+                    changed = models.changed.next
+                    for action in models.residency.next(trio.current_time()):
+                        model = models.known(action.name)
+                        if isinstance(action, Close):
+                            model.is_to_close.set()
+                        else:
+                            model.is_to_close = trio.Event()
+                            nursery.start_soon(self._hold, model)
+                    for name in models.take_gone():
+                        self._opener.forget(name)
+                    given = [model.name for model in models.all() if model.name in self._given]
+                    if not has_begun and all(map(models.residency.is_settled, given)):
+                        has_begun = True
+                        self._given.clear()
+                        models.begun()
+                        on_begun()
+                    with trio.move_on_at(models.residency.wake_at(trio.current_time())):
+                        await changed.wait()
+
+    async def _hold(self, model: ServedModel) -> None:
+        """Open a model, and have it open until it is put down."""
+        name, residency = model.name, self._models.residency
+        is_given = name in self._given
+        is_open = False
+        try:
+            async with self._opener.open(model) as coordinator:
+                residency.opened(name, trio.current_time())
+                is_open = True
+                with model.serving(coordinator), self._metrics.of(coordinator, name):
+                    self._models.changed.set()
+                    await model.is_to_close.wait()
+                    await model.drain("it is being put down")
+                    model.remember(coordinator, listed(coordinator))
+        except NeuroGridError as exc:
+            now = trio.current_time()
+            if not is_open and _lacks_room(exc) and (self._gives_way or not is_given):
+                residency.no_room(name, now, str(exc))
+                has_failed = residency.is_known(name) and model.state is ModelState.FAILED
+                if not has_failed:
+                    logger.log(logging.WARNING if is_given else logging.INFO, _STANDS_BY, name, exc)
+                    return
+            if is_given and not is_open:
+                raise
+            what = "has ended" if is_open else "was not opened"
+            logger.warning("the model %s %s: %s", name, what, exc)
+            residency.failed(name, now, str(exc))
+        else:
+            residency.closed(name, trio.current_time())
+        finally:
+            self._models.changed.set()
+
+
+def _lacks_room(error: NeuroGridError) -> bool:
+    """Whether a model was not opened for want of memory, or of a worker that is not another's."""
+    cause = error.__cause__
+    return isinstance(error, CapacityError) or (
+        isinstance(cause, PeerRefusedError)
+        and cause.code in (ErrorCode.BUSY, ErrorCode.OUT_OF_MEMORY)
+    )

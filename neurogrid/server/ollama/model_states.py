@@ -1,0 +1,37 @@
+"""What Ollama's API tells of all models: `/api/tags`, which there are, and `/api/ps`, which are open."""
+
+from __future__ import annotations
+
+from neurogrid.server.backend import Backend
+from neurogrid.server.models import ServedModel
+from neurogrid.server.ollama.model_facts import listed
+
+__all__ = ["running", "tagged"]
+
+# As Ollama says of a model that stays: whether one gives way depends on what is asked of others.
+NEVER = "2318-01-01T00:00:00Z"
+
+
+def tagged(backend: Backend) -> list[dict[str, object]]:
+    """A model and its adapters, for `/api/tags`; of one that is not open what was known when it was."""
+    if backend.is_there:
+        return listed(backend.coordinator)
+    known = backend.remembered if isinstance(backend, ServedModel) else None
+    return [dict(entry) for entry in known.listed] if known is not None else []
+
+
+def running(backend: Backend) -> list[dict[str, object]]:
+    """A model and its adapters, for `/api/ps`, while it is open."""
+    if not backend.is_there:
+        return []
+    coordinator = backend.coordinator
+    loaded = {
+        "expires_at": NEVER,
+        "size_vram": 0,
+        "context_length": coordinator.model.max_seq_len,
+    }
+    entries = []
+    for entry in listed(coordinator):
+        del entry["modified_at"]
+        entries.append({**entry, **loaded})
+    return entries
