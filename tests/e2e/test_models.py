@@ -68,7 +68,7 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Two:
             torch.manual_seed(seed)
             for name, tensor in weights.items():
                 if "mlp" in name:
-                    weights[name] = tensor + 0.3 * tensor.float().std().to(tensor.dtype) * (
+                    weights[name] = tensor + 0.8 * tensor.float().std().to(tensor.dtype) * (
                         torch.randn(tensor.shape).to(tensor.dtype)
                     )
             save_file(weights, place / "model.safetensors", metadata={"format": "pt"})

@@ -484,6 +484,18 @@ def test_an_adapter_is_chosen_where_there_are_some(browser: sync_api.Browser) ->
         assert watched.faults == []
 
 
+def test_the_cluster_is_that_of_the_model_that_is_chosen(browser: sync_api.Browser) -> None:
+    with ExitStack() as stack, serve_page(transferring(), models=("one", "other")) as server:
+        watched = open_page(stack, browser, server.url)
+        page = watched.page
+        choice = page.locator("#model-choice")
+        sync_api.expect(choice.locator("option")).to_have_text(["one", "other"])
+        with page.expect_request("**/v1/cluster/events?model=other"):
+            choice.select_option("other")
+        sync_api.expect(page.locator("#lost")).to_be_hidden()
+        assert watched.faults == []
+
+
 def test_it_says_why_nothing_comes(browser: sync_api.Browser) -> None:
     reasons = (
         (transferring(), "Weights are on their way: 4.0 GB of 10.0 GB"),

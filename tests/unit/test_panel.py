@@ -149,6 +149,13 @@ def test_what_it_says() -> None:
     assert "Reading the model" not in text
 
 
+def test_several_models_and_where_each_is() -> None:
+    states = [("one", "ready"), ("other", "idle")]
+    text = "\n".join(rows(coordinator_view(cluster(), models=states), width=120))
+    assert "one ready" in text
+    assert "other idle" in text
+
+
 def test_who_is_waited_for_is_named() -> None:
     silent = {"health": Health.SUSPECTED, "suspicion": "does not answer"}
     stalled = TransferStatus(12 * GB, 4 * GB, GB, 0, 0.0, None, is_done=False, stalled_seconds=23.4)

@@ -119,9 +119,26 @@ def test_those_who_wait_for_it_when_it_closes_come_after_those_for_whom_it_did()
     residency.opened("b", 62.0)
     residency.gave_up("b")
     assert residency.next(62.0) == [Open("a")]
-    residency.no_room("a", 63.0, "too large")
+    residency.no_room("a", 72.0, "too large")
     assert residency.next(100.0) == []
     assert residency.next(122.0) == [Close("b")]
+
+
+def test_workers_may_need_a_moment_to_notice_that_they_are_free() -> None:
+    residency = standing_by("b", "a")
+    residency.asked("b", 60.0)
+    residency.next(60.0)
+    residency.no_room("b", 60.0, "too large")
+    residency.next(60.0)
+    residency.closed("a", 61.0)
+    for at in (61.0, 62.0, 63.0):
+        assert residency.next(at) == [Open("b")]
+        residency.no_room("b", at, "busy")
+        assert residency.next(at) == []
+        assert residency.wake_at(at) == at + 1
+    assert residency.next(72.0) == [Open("b")]
+    residency.no_room("b", 72.0, "busy")
+    assert residency.state("b") is ModelState.FAILED
 
 
 def test_where_no_other_has_room_either_it_failed() -> None:

@@ -109,7 +109,7 @@ def test_weights_of_all_come_before_the_second_session_of_any() -> None:
     other = uniform("other", fixed=100, session=50, max_sessions=8)
     room = [Room("w", taken_bytes(600, 0) + taken_bytes(600, 0))]
     assert divide([one, other], room).num_sessions == {"one": 1, "other": 1}
-    with pytest.raises(CapacityError, match="one needs 669 B and other needs 669 B"):
+    with pytest.raises(CapacityError, match="one needs 668 B and other needs 668 B"):
         divide([one, other], [Room("w", room[0].free_bytes - 1)])
 
 
