@@ -122,7 +122,7 @@ async def answer_http_exception(request: Request, exc: Exception) -> JSONRespons
 def _paths(app: Starlette) -> list[str]:
     """The paths of programs, those of one thing among several left out."""
     paths = [route.path for route in app.routes if isinstance(route, Route)]
-    return [path for path in paths if path != "/" and "{" not in path]
+    return [path for path in dict.fromkeys(paths) if path != "/" and "{" not in path]
 
 
 async def answer_bug(request: Request, exc: Exception) -> JSONResponse:
