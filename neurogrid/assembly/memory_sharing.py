@@ -188,7 +188,7 @@ class MemoryShare:
     _sharing: MemorySharing
     demand: SharedModel
     num_sessions: int = 0
-    _offered: dict[str, int] = field(default_factory=dict)
+    _told: dict[str, tuple[int, int]] = field(default_factory=dict)
     _local_bytes: int | None = None
     _local_ids: frozenset[str] = frozenset()
     _machine_bytes: int = 0
@@ -252,26 +252,24 @@ class MemoryShare:
         """Memory of this machine that the coordinator's own stage may take; None where it has none."""
         return self._local_bytes
 
-    def described(self, infos: Sequence[WorkerInfo]) -> list[WorkerInfo]:
-        """The workers as they are now offered: with what others of this process hold there, so that it can be taken off
-        when it is planned."""
-        beside = self._sharing._beside(self.name)
-        return [
-            replace(info, free_bytes=info.free_bytes + beside[info.peer_id])
-            if info.peer_id not in self._local_ids
-            else info
-            for info in infos
-        ]
-
     def limited(self, infos: Sequence[WorkerInfo]) -> list[WorkerInfo]:
-        """The workers with the memory that this model may plan with at this moment."""
-        others = self._sharing._beside(self.name) + self._sharing._kept_beside(self.name)
-        return [
-            info
-            if info.peer_id in self._local_ids
-            else replace(info, free_bytes=max(info.free_bytes - others[info.peer_id], 0))
-            for info in infos
-        ]
+        """The workers with the memory that this model may plan with at this moment.
+
+        What a worker says is what is left beside all others then. Of these the ones of this process may hold more now,
+        or less.
+        """
+        beside, kept = self._sharing._beside(self.name), self._sharing._kept_beside(self.name)
+        found = []
+        for info in infos:
+            peer_id, told = info.peer_id, info.free_bytes
+            if peer_id in self._local_ids:
+                found.append(info)
+                continue
+            if self._told.get(peer_id, (None, 0))[0] != told:
+                self._told[peer_id] = told, beside[peer_id]
+            left = told + self._told[peer_id][1] - beside[peer_id] - kept[peer_id]
+            found.append(replace(info, free_bytes=max(left, 0)))
+        return found
 
     @contextmanager
     def holding(self, plan: Callable[[], Plan]) -> Iterator[None]:

@@ -7,7 +7,7 @@ out, every stage ready before the first token.
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -221,20 +221,15 @@ async def open_plan(
             num_stages=request.num_stages,
             with_replicas=settings.with_replicas and share is None,
         )
-
-        async def describe(workers: Sequence[RemoteWorker]) -> list[WorkerInfo]:
-            infos = await describe_workers(
-                workers,
-                model,
-                assumed_bytes=settings.peer_memory_bytes,
-                alike={parse_peer_address(address)[1] for address in local},
-            )
-            return infos if share is None else share.described(infos)
-
         fleet = Fleet(
             planning,
             placer,
-            describe,
+            partial(
+                describe_workers,
+                model=model,
+                assumed_bytes=settings.peer_memory_bytes,
+                alike={parse_peer_address(address)[1] for address in local},
+            ),
             SessionTrials(model.ends.hidden_size, model.dtype, model.max_seq_len),
             progress,
             partial(_disconnect, host),

@@ -31,7 +31,7 @@ def test_room_is_left_for_those_that_are_to_be_opened() -> None:
     for name in ("a", "b"):
         sharing.expect(model(name))
     share = sharing.share(model("a"))
-    infos = share.described([worker("w", 1100)])
+    infos = [worker("w", 1100)]
     share.divide(infos, own_id="me", free_here=None, beside_bytes=NONE)
     assert share.num_sessions == 2
     assert free(share.limited(infos)) == {"w": 1100 - taken_bytes(480, 0)}
@@ -41,7 +41,7 @@ def test_room_is_left_for_those_that_are_to_be_opened() -> None:
         other = sharing.share(model("b"))
         # As a worker that serves several tells it: what is left beside the others.
         left = 1100 - taken_bytes(480, 0)
-        infos_of_b = other.described([worker("w", left)])
+        infos_of_b = [worker("w", left)]
         other.divide(other.limited(infos_of_b), own_id="other", free_here=None, beside_bytes=NONE)
         assert other.num_sessions == 2
         assert free(other.limited(infos_of_b)) == {"w": left}
