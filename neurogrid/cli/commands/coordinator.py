@@ -8,7 +8,13 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, nullcontext
+from contextlib import (
+    AbstractAsyncContextManager,
+    AsyncExitStack,
+    ExitStack,
+    asynccontextmanager,
+    nullcontext,
+)
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -333,43 +339,43 @@ async def _serve(
                 farewells,
                 make_settings=_settings,
                 judge=_judge_plan,
-                show=partial(_show, screen),
+                open_shown=partial(_open_shown, screen),
                 progress=lambda: Progress() if screen.is_live else TerminalProgress(screen),
             )
         return ExitStatus.OK
     async with AsyncExitStack() as stack:
-        server = await stack.enter_async_context(open_server(serving))
-        shown = await _show(screen, stack, lambda: server)
+        server, shown = await _open_shown(screen, stack, open_server(serving))
         await _serve_all(options, where, shown, server, run, screen, farewells)
     return ExitStatus.OK
 
 
-async def _show(
+async def _open_shown(
     screen: Screen,
     stack: AsyncExitStack,
-    server: Callable[[], Server],
+    opening: AbstractAsyncContextManager[Server],
     models: Models | None = None,
-) -> JoinLine:
-    """Put up what is shown of a server that opens: on a terminal the panel, else lines; what says how workers join."""
+) -> tuple[Server, JoinLine]:
+    """Open a server, and show it: on a terminal by the panel, else in lines; it, and what says how workers join."""
     from neurogrid.cli.terminal.panel.coordinator import coordinator_view
     from neurogrid.cli.terminal.panel.live import open_panel
     from neurogrid.cli.terminal.show import JoinLine, TerminalProgress
 
     terminal = stack.enter_context(TerminalProgress(screen))
     terminal.working("reading the model")
+    server = await stack.enter_async_context(opening)
     if not screen.is_live:
-        return terminal
+        return server, terminal
     terminal.stop()
     encoding = screen.console.encoding
 
     def view() -> View:
         several = models.all() if models is not None else ()
-        first = several[0].board if several else server().board
+        first = several[0].board if several else server.board
         states = [(each.name, each.state.value) for each in several]
-        return coordinator_view(first.status(), url=server().url, encoding=encoding, models=states)
+        return coordinator_view(first.status(), url=server.url, encoding=encoding, models=states)
 
     await stack.enter_async_context(open_panel(screen, view))
-    return JoinLine(screen)
+    return server, JoinLine(screen)
 
 
 async def _serve_all(

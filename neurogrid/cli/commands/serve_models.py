@@ -11,7 +11,7 @@ import copy
 import hashlib
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, ExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -40,6 +40,10 @@ if TYPE_CHECKING:
 __all__ = ["ModelOptions", "each_model", "find_models", "has_several", "name_of", "serve_models"]
 
 MakeSettings = Callable[[argparse.Namespace, Listening, Trust], "CoordinatorSettings"]
+OpenShown = Callable[
+    [AsyncExitStack, AbstractAsyncContextManager["Server"], "Models"],
+    Awaitable[tuple["Server", "JoinLine"]],
+]
 Judge = Callable[[argparse.Namespace], object]
 
 _PORT: Final = re.compile(r"(?<=/(?:tcp|udp)/)\d+")
@@ -296,7 +300,7 @@ async def serve_models(
     *,
     make_settings: MakeSettings,
     judge: Judge,
-    show: Callable[[AsyncExitStack, Callable[[], Server], Models], Awaitable[JoinLine]],
+    open_shown: OpenShown,
     progress: Callable[[], Progress],
 ) -> None:
     """Serve several models until cancelled.
@@ -306,7 +310,7 @@ async def serve_models(
         where: the first one listens.
         make_settings: gives the settings of one.
         judge: refuses a model that is none.
-        show: puts up what is shown of a server, and gives what says how workers join.
+        open_shown: opens a server and shows it; gives it, and what says how workers join.
         progress: gives what says how a further model gets on.
 
     Raises:
@@ -337,8 +341,8 @@ async def serve_models(
         opener.places[name] = ModelOptions(options)
     places = opener if serving.model_root is not None else None
     async with AsyncExitStack() as stack:
-        server = await stack.enter_async_context(open_server(serving, models, places))
-        shown = await show(stack, lambda: server, models)
+        opening = open_server(serving, models, places)
+        server, shown = await open_shown(stack, opening, models)
         trust = existing_trust(first)
         held = stack.enter_context(ExitStack())
         if trust is not None:
