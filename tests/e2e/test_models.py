@@ -21,6 +21,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer, LlamaForCausalLM
 
 from neurogrid.model.embedded import embedded_model_path
+from tests.e2e.coordinator_process import LOOPBACK
 from tests.e2e.preloaded import COORDINATOR, run
 from tests.e2e.server_process import ServerProcess, start_server
 from tests.e2e.support import DEADLINE, WorkerProcess, reference_tokens, start_worker
@@ -154,6 +155,31 @@ def test_two_models_on_the_same_workers(
         assert set(info["connected_peers"]) <= {worker.peer_id for worker in workers}
         metrics = httpx.get(f"{server.url}/metrics", timeout=DEADLINE).text
         assert 'neurogrid_model_requests_total{model="other"} ' in metrics
+
+
+def test_two_models_on_workers_that_joined_by_ticket(two: Two, tmp_path: Path) -> None:
+    cluster = tmp_path / "cluster"
+    ticket = cluster / "ticket"
+    models = ["--model", str(two.places["one"]), f"--with-model={two.places['other']}"]
+    joining = ("--join", f"@{ticket}", *LOOPBACK, "--memory-limit", "256MiB")
+    with ExitStack() as stack:
+        # The URL comes when the workers are there, and those are started when there is a ticket.
+        pool = stack.enter_context(ThreadPoolExecutor(1))
+        options = (f"--new-cluster={cluster}", "--min-peers=2", "--local-layers=none", *SMALL)
+        opening = pool.submit(stack.enter_context, start_server(tmp_path, *models, *options))
+        deadline = time.monotonic() + DEADLINE
+        while not (ticket.exists() and ticket.read_text()):
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        for name in ("first", "second"):
+            member = ("--cluster", str(tmp_path / name))
+            stack.enter_context(start_worker(tmp_path, *joining, *member))
+        server = opening.result(DEADLINE)
+        client = stack.enter_context(client_of(server))
+        assert states(client) == {"one": "ready", "other": "ready"}
+        check_mixed(client, two)
+        # Each coordinator has a key of its own, which is the same the next time.
+        assert len(list(cluster.glob("identity*.key"))) == 2
 
 
 def test_models_come_and_go_while_others_answer(two: Two, tmp_path: Path) -> None:
