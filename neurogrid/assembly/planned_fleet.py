@@ -220,6 +220,7 @@ async def open_plan(
             ),
             num_stages=request.num_stages,
             with_replicas=settings.with_replicas and share is None,
+            prepares_spares=share is None,
         )
         fleet = Fleet(
             planning,

@@ -283,9 +283,9 @@ class Fleet(Roster):
     def _unprepared(self) -> list[Member]:
         """Members that stand by and do not know the model yet: to check its config takes them a second.
 
-        None where nothing is sent to those that are left over: they are others' as well.
+        None where they are others' as well.
         """
-        if not self.planning.with_replicas:
+        if not self.planning.prepares_spares:
             return []
         now = trio.current_time()
         return [

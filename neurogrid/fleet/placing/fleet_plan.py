@@ -35,6 +35,7 @@ class FleetPlanning:
         size: of the model.
         num_stages: that many stages; None for the fewest that fit.
         with_replicas: whether members that are left over get layers, too.
+        prepares_spares: whether members without layers are told the model's config, so that they can stand by.
         local_id: the peer id of the coordinator's own stage, if it may hold one; it stands by for nobody.
         num_local_layers: that many layers of it, exactly, the first ones; None for what the plan gives it.
     """
@@ -42,6 +43,7 @@ class FleetPlanning:
     size: ModelSize
     num_stages: int | None = None
     with_replicas: bool = True
+    prepares_spares: bool = True
     local_id: str | None = None
     num_local_layers: int | None = None
 
