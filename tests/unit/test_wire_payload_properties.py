@@ -115,11 +115,23 @@ PAYLOADS: dict[str, st.SearchStrategy[Any]] = {
         st.none() | st.tuples(st.integers(1, 2**64 - 1), st.booleans(), st.floats(0.0, 1.0)),
         st.none() | st.binary(min_size=32, max_size=32),
         st.booleans(),
+        st.booleans(),
     )
     .filter(lambda t: t[0])  # 0 is no session
     .map(
         lambda t: with_adapter(
-            with_prior(wire.SessionOpen(t[0], *t[1], t[2], route=t[3], wire=t[4], cuts=t[7]), t[5]),
+            with_prior(
+                wire.SessionOpen(
+                    t[0],
+                    *t[1],
+                    t[2],
+                    route=t[3],
+                    wire=t[4],
+                    cuts=t[7],
+                    images=wire.encode_image_spans([wire.ImageSpan(t[2] - 1, 1, 1)] * t[8]),
+                ),
+                t[5],
+            ),
             t[6],
         )
     )
@@ -135,7 +147,13 @@ PAYLOADS: dict[str, st.SearchStrategy[Any]] = {
     "session_close": st.builds(wire.SessionClose, U64),
     "session_query": st.builds(wire.SessionQuery, U64),
     "session_ack": st.builds(
-        wire.SessionAck, U64, st.none() | U32, st.booleans(), st.booleans(), st.none() | U32
+        wire.SessionAck,
+        U64,
+        st.none() | U32,
+        st.booleans(),
+        st.booleans(),
+        st.none() | U32,
+        st.booleans(),
     ),
     "envelope": envelopes(),
 }

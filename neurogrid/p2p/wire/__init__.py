@@ -32,6 +32,11 @@ from neurogrid.p2p.wire.headers import (
     encode_parts,
     header_bytes,
 )
+from neurogrid.p2p.wire.image_spans import (
+    ImageSpan,
+    decode_image_spans,
+    encode_image_spans,
+)
 from neurogrid.p2p.wire.limits import (
     CHUNK_BYTES,
     DEFAULT_LIMITS,
@@ -172,7 +177,10 @@ __all__ = [
     "Ready",
     "Route",
     "SESSION_DTYPES",
+    "ImageSpan",
     "SessionOpen",
+    "decode_image_spans",
+    "encode_image_spans",
     "SessionClose",
     "SessionAck",
     "SessionQuery",

@@ -33,6 +33,7 @@ __all__ = [
     "MAX_ROUTE_BYTES",
     "MAX_ADAPTER_BYTES",
     "MAX_ADAPTER_RANK",
+    "MAX_IMAGE_SPAN_BYTES",
     "MAX_LAYER_ADAPTERS",
     "MAX_AGENT_CHARS",
     "MAX_DEVICE_KIND_CHARS",
@@ -107,6 +108,9 @@ MAX_ROUTE_BYTES: Final = 64 * KIB
 
 MAX_ADAPTER_BYTES: Final = 16_384 * 32
 """Bytes of the blob ids of an adapter in a SessionOpen: 16,384 layers in one range."""
+
+MAX_IMAGE_SPAN_BYTES: Final = 64 * 12
+"""Bytes of the places of images in a SessionOpen: 64 of them, of 12 bytes each."""
 
 MAX_ADAPTER_RANK: Final = 1024
 """Rank of the matrices of an adapter: sixteen times what is common."""

@@ -12,7 +12,13 @@ from neurogrid.p2p.wire.blob_id import BLOB_ID_BYTES
 from neurogrid.p2p.wire.control import ControlPayload
 from neurogrid.p2p.wire.faults import violation
 from neurogrid.p2p.wire.forms import BOOLEAN, Map, binary, nullable, one_of, optional, uint
-from neurogrid.p2p.wire.limits import MAX_ADAPTER_BYTES, MAX_LAYERS, MAX_ROUTE_BYTES
+from neurogrid.p2p.wire.image_spans import IMAGE_SPAN_BYTES, decode_image_spans
+from neurogrid.p2p.wire.limits import (
+    MAX_ADAPTER_BYTES,
+    MAX_IMAGE_SPAN_BYTES,
+    MAX_LAYERS,
+    MAX_ROUTE_BYTES,
+)
 from neurogrid.p2p.wire.maps import MAX_U32, MAX_U64, check_span
 
 __all__ = ["SESSION_DTYPES", "SessionAck", "SessionClose", "SessionOpen", "SessionQuery"]
@@ -42,6 +48,8 @@ class SessionOpen(ControlPayload):
         adapter: for each layer the id of the blob of its part, 32 zero bytes for a layer without one; empty for no
             adapter.
         cuts: its activations may begin before its end.
+        images: where among its tokens images are (`encode_image_spans`), for models whose layers have to know; empty
+            for none.
     """
 
     session_id: int
@@ -55,6 +63,7 @@ class SessionOpen(ControlPayload):
     keep_prior: bool = False
     adapter: bytes = b""
     cuts: bool = False
+    images: bytes = b""
 
     _map = Map(
         "SessionOpen",
@@ -70,6 +79,7 @@ class SessionOpen(ControlPayload):
             "keep_prior": optional(BOOLEAN),
             "adapter": optional(binary(MAX_ADAPTER_BYTES, smallest=BLOB_ID_BYTES)),
             "cuts": optional(BOOLEAN),
+            "images": optional(binary(MAX_IMAGE_SPAN_BYTES, smallest=IMAGE_SPAN_BYTES)),
         },
     )
 
@@ -89,6 +99,8 @@ class SessionOpen(ControlPayload):
             raise violation(
                 f"an adapter is {BLOB_ID_BYTES} bytes for each layer, and not all of them zero"
             )
+        if self.images:
+            decode_image_spans(self.images, max_length=self.max_length)
 
 
 _SESSION_ID: Final = {"sid": uint(MAX_U64)}
@@ -122,6 +134,7 @@ class SessionAck(ControlPayload):
         adapter: the session has the adapter that it was opened with.
         cuts: its activations may begin before its end, as was asked for.
         last_position: where the activation began that it took last, u32; None where there was none, or it is not told.
+        images: its layers know where its images are.
     """
 
     session_id: int
@@ -129,6 +142,7 @@ class SessionAck(ControlPayload):
     adapter: bool = False
     cuts: bool = False
     last_position: int | None = None
+    images: bool = False
 
     _map = Map(
         "SessionAck",
@@ -138,5 +152,6 @@ class SessionAck(ControlPayload):
             "adapter": optional(BOOLEAN),
             "cuts": optional(BOOLEAN),
             "pos": nullable(uint(MAX_U32)),
+            "images": optional(BOOLEAN),
         },
     )
