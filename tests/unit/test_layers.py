@@ -149,6 +149,7 @@ HOUSE = (
     model(".files"),
     # Imports llguidance when a grammar is compiled.
     model(".grammars", outside=TORCH | {"llguidance"}),
+    model(".images", outside=TORCH | {"PIL"}),
     model(".adapters"),
     model(".caches"),
     model(".stages"),

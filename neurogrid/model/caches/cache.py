@@ -31,6 +31,7 @@ from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 from neurogrid.errors import ModelError, UnsupportedModelError
 from neurogrid.model.caches.prepared import PreparedPass
 from neurogrid.model.caches.state_room import StateRoom
+from neurogrid.model.images.places import ImagePlaces
 
 __all__ = ["MAX_FEW", "Home", "StageCache"]
 
@@ -66,6 +67,7 @@ class StageCache(DynamicCache):
         max_length: as given, or as `allow` was told.
         prepared: the pass over its next token, as far as it is known before; None where it is not.
         last_batched: the number of the last forward in which it was with others, as its stage counts them.
+        images: where among its tokens images are, where layers have to know; None for none.
 
     Not thread-safe; one forward at a time.
     """
@@ -89,6 +91,7 @@ class StageCache(DynamicCache):
         self.home: Home | None = None
         self.prepared: PreparedPass | None = None
         self.last_batched = 0
+        self.images: ImagePlaces | None = None
 
     @property
     def length(self) -> int:
@@ -307,6 +310,10 @@ class StageCache(DynamicCache):
                 else:
                     self.layers[i] = _first_tokens(other.layers[i], num_tokens if is_cut else None)
                 self._lengths[i] = min(length, num_tokens)
+
+    def shift(self, position: int) -> int:
+        """What images before it add to the position of a token of text."""
+        return 0 if self.images is None else self.images.shift(position)
 
     def spoil(self, reason: str) -> None:
         """Refuse all further use: a forward failed for `reason` after it may have written."""

@@ -25,6 +25,7 @@ from neurogrid.model.files.checkpoint_files import model_name_of, read_json, rea
 from neurogrid.model.files.config import build_config
 from neurogrid.model.files.gguf.model_files import gguf_files
 from neurogrid.model.files.gguf.tensor_files import GgufFiles
+from neurogrid.model.files.image_part import text_part
 from neurogrid.model.files.quantization import (
     AS_STORED,
     Linears,
@@ -48,7 +49,9 @@ class Checkpoint:
 
     Attributes:
         path: the directory, or the file.
-        config: config.json as it is, not sanitised; of GGUF what it would be.
+        config: config.json as it is, not sanitised; of GGUF what it would be; of a model that takes images that of its
+            model of text (image_part.py), whose names all tensors but `image_tensors` have.
+        image_config: config.json of a model that takes images, as it is; None of others.
         generation_config: generation_config.json, likewise; empty where there is none.
         num_layers: decoder layers by the config.
         present_layers: the layers all of whose tensors are here.
@@ -62,8 +65,10 @@ class Checkpoint:
         config: dict[str, object],
         generation_config: dict[str, object],
         num_layers: int,
+        image_config: dict[str, object] | None = None,
     ) -> None:
         self.path = path
+        self.image_config = image_config
         self.config = config
         self.generation_config = generation_config
         self.num_layers = num_layers
@@ -116,17 +121,23 @@ class Checkpoint:
 
     @classmethod
     def _open_directory(cls, folder: Path, *, partial: bool) -> Checkpoint:
-        config = read_model_config(folder)
+        config = whole = read_model_config(folder)
+        text = text_part(whole)
+        if text is not None:
+            config = text
         num_layers: int = build_config(config).num_hidden_layers
         generation_config: dict[str, object] = {}
         if (folder / "generation_config.json").exists():
             generation_config = read_json(folder / "generation_config.json", "")
         return cls(
             folder,
-            SafetensorsFiles.open(folder, config, num_layers, partial=partial),
+            SafetensorsFiles.open(
+                folder, whole, num_layers, partial=partial, takes_images=text is not None
+            ),
             config=config,
             generation_config=generation_config,
             num_layers=num_layers,
+            image_config=None if text is None else whole,
         )
 
     @property
@@ -158,6 +169,16 @@ class Checkpoint:
             CheckpointError: the file of one of them is not here, or it is not what its format says.
         """
         return self._files.end_tensors(dtype)
+
+    def image_tensors(self) -> dict[str, torch.Tensor]:
+        """What makes embeddings of images, under its names in the whole model's checkpoint; on the CPU, mapped.
+
+        Raises:
+            CheckpointError: a file of it is not here, or cannot be read.
+            UnsupportedModelError: it is quantised.
+        """
+        assert isinstance(self._files, SafetensorsFiles), "GGUF has no images here"
+        return self._files.image_tensors()
 
     def open_tokenizer(self) -> Tokenizer:
         """Read the tokenizer.

@@ -34,6 +34,7 @@ from neurogrid.model.files.sanitize import (
     sanitize_checkpoint_config,
 )
 from neurogrid.model.files.tensors import TORCH_DTYPES
+from neurogrid.model.files.text_models import know_text_model
 from neurogrid.p2p.wire import CONFIG_DTYPES
 from neurogrid.p2p.wire.model_config import ModelConfig
 from neurogrid.temporary import temporary_directory
@@ -43,6 +44,7 @@ __all__ = [
     "PreTrainedConfig",
     "build_config",
     "build_image_config",
+    "build_whole_config",
     "config_fingerprint",
     "eos_token_ids",
     "model_config_message",
@@ -88,6 +90,7 @@ def build_config(config: Mapping[str, object]) -> PreTrainedConfig:
     sanitized = sanitize_checkpoint_config(config)
     model_type = _known_model_type(sanitized, config)
     shown = repr(model_type[:64])
+    know_text_model(CONFIG_MAPPING[model_type])
     if CONFIG_MAPPING[model_type] not in MODEL_FOR_CAUSAL_LM_MAPPING:
         raise UnsupportedModelError(
             f"model type {shown} has no causal language model in transformers "
@@ -127,6 +130,22 @@ def build_image_config(config: Mapping[str, object]) -> PreTrainedConfig:
             f"the config of model type {shown} is refused: {_one_line(exc)}"
         ) from exc
     return built
+
+
+def build_whole_config(config: Mapping[str, object]) -> PreTrainedConfig:
+    """The config object of all that `config` (a config.json, of any origin) describes, towers of images included.
+
+    Raises:
+        UnsupportedModelError: as of `build_config`, but for what kind of model it is.
+    """
+    sanitized = sanitize_checkpoint_config(config)
+    model_type = _known_model_type(sanitized, config)
+    try:
+        return _as_transformers_would(sanitized, CONFIG_MAPPING[model_type])
+    except _BUILD_ERRORS as exc:
+        raise UnsupportedModelError(
+            f"the config of model type {model_type[:64]!r} is refused: {_one_line(exc)}"
+        ) from exc
 
 
 def model_config_message(

@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -34,12 +35,21 @@ from neurogrid.model.files.safetensors_header import (
     header_length,
     parse_header,
 )
-from neurogrid.model.files.tensor_names import is_end_tensor, layer_of
+from neurogrid.model.files.tensor_names import (
+    is_end_tensor,
+    is_image_tensor,
+    layer_of,
+    name_in_text_model,
+)
 from neurogrid.model.kernels import E4M3
 from neurogrid.model.unused_memory import let_go_pages
 
 __all__ = ["SafetensorsFiles"]
 
+T = TypeVar("T")
+
+# In what what sees images may be.
+_PLAIN_DTYPES = frozenset({"F32", "F16", "BF16", "F64"})
 # Tensors in one file; DeepSeek-V3 has 91,000 in all of its 163.
 _MAX_TENSORS = 1_000_000
 # Matrices in one tensor; the bound that a config has (sanitize.py).
@@ -48,10 +58,11 @@ _MAX_EXPERTS = 2**15
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Where a tensor lies: its file, and its entry in the header of that."""
+    """Where a tensor lies: its file, its entry in the header of that, and its name there."""
 
     file: Path
     entry: TensorEntry
+    name: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,11 +103,15 @@ class SafetensorsFiles:
         places: Mapping[str, _Place],
         absent: Mapping[str, str],
         stored: ForeignFormat | None,
+        image_places: Mapping[str, _Place],
+        image_absent: Mapping[str, str],
     ) -> None:
         self._folder = folder
         self._num_layers = num_layers
         self._places = dict(places)
         self._absent = dict(absent)
+        self._image_places = dict(image_places)
+        self._image_absent = dict(image_absent)
         self._stored = stored
         self._mapped: dict[Path, _Mapped] = {}
         self.present_layers = frozenset(self._layer_names) - {
@@ -105,7 +120,13 @@ class SafetensorsFiles:
 
     @classmethod
     def open(
-        cls, folder: Path, config: Mapping[str, object], num_layers: int, *, partial: bool
+        cls,
+        folder: Path,
+        config: Mapping[str, object],
+        num_layers: int,
+        *,
+        partial: bool,
+        takes_images: bool = False,
     ) -> SafetensorsFiles:
         """Read the headers of the files in `folder`, and check them.
 
@@ -113,6 +134,8 @@ class SafetensorsFiles:
             config: its config.json.
             num_layers: decoder layers by that.
             partial: accept that shards which the index names are not here.
+            takes_images: the tensors of its model of text are called as in a checkpoint of that alone, and those of its
+                images are kept apart (`image_tensors`).
 
         Raises:
             CheckpointError: a file is missing, truncated, corrupt or of another format.
@@ -122,7 +145,22 @@ class SafetensorsFiles:
         places, absent = _find_tensors(folder, partial=partial)
         if stored is None or not stored.are_floats:
             _check_scaled(places)
-        return cls(folder, num_layers=num_layers, places=places, absent=absent, stored=stored)
+        image_places: dict[str, _Place] = {}
+        image_absent: dict[str, str] = {}
+        if takes_images:
+            image_places = {n: place for n, place in places.items() if is_image_tensor(n)}
+            image_absent = {n: shard for n, shard in absent.items() if is_image_tensor(n)}
+            places = _of_text(places)
+            absent = _of_text(absent)
+        return cls(
+            folder,
+            num_layers=num_layers,
+            places=places,
+            absent=absent,
+            stored=stored,
+            image_places=image_places,
+            image_absent=image_absent,
+        )
 
     @property
     def files(self) -> frozenset[Path]:
@@ -164,20 +202,8 @@ class SafetensorsFiles:
 
     def end_tensors(self, dtype: torch.dtype) -> dict[str, torch.Tensor]:
         """See `TensorFiles`; mapped, where they are not made."""
-        for name, shard in self._absent.items():
-            if is_end_tensor(name):
-                raise CheckpointError(f"{self._folder / shard}: missing, and it holds {name}")
-        by_file: dict[Path, list[str]] = defaultdict(list)
-        for name, place in self._places.items():
-            if is_end_tensor(name):
-                by_file[place.file].append(name)
-        tensors: dict[str, torch.Tensor] = {}
-        for file, names in by_file.items():
-            try:
-                with safe_open(file, framework="pt") as opened:
-                    tensors.update((name, opened.get_tensor(name)) for name in names)
-            except (SafetensorError, OSError) as exc:
-                raise CheckpointError(f"{file}: cannot be read: {exc}") from exc
+        self._require({name: s for name, s in self._absent.items() if is_end_tensor(name)})
+        tensors = _read({name: p for name, p in self._places.items() if is_end_tensor(name)})
         for name, parts in self._stored_parts(tensors).items():
             dense = self._stored_matrix(name, parts).codes().dense(dtype)
             for part in parts.names.values():
@@ -187,6 +213,26 @@ class SafetensorsFiles:
             {name: self._places[name] for name, each in tensors.items() if each.dtype == E4M3}
         )
         return tensors
+
+    def image_tensors(self) -> dict[str, torch.Tensor]:
+        """What makes embeddings of images, under its names in the whole model's checkpoint; on the CPU, mapped.
+
+        Raises:
+            CheckpointError: a file of it is not here, or cannot be read.
+            UnsupportedModelError: it is quantised.
+        """
+        self._require(self._image_absent)
+        for name, place in self._image_places.items():
+            if place.entry.dtype not in _PLAIN_DTYPES:
+                raise UnsupportedModelError(
+                    f"{place.file}: {name[:80]!r} is {place.entry.dtype}: what sees images is quantised, which is not "
+                    "read; use the float16, bfloat16 or float32 checkpoint"
+                )
+        return _read(self._image_places)
+
+    def _require(self, absent: Mapping[str, str]) -> None:
+        for name, shard in absent.items():
+            raise CheckpointError(f"{self._folder / shard}: missing, and it holds {name}")
 
     def _bytes_of(self, name: str) -> tuple[TensorEntry, memoryview]:
         """Entry and bytes of a tensor, mapped."""
@@ -245,6 +291,27 @@ class SafetensorsFiles:
             if layer_id is not None:
                 names[layer_id].append(name)
         return {layer_id: tuple(sorted(found)) for layer_id, found in names.items()}
+
+
+def _of_text(named: Mapping[str, T]) -> dict[str, T]:
+    """What of a model that takes images is of text, under the names of a checkpoint of that alone."""
+    return {
+        name_in_text_model(name): each for name, each in named.items() if not is_image_tensor(name)
+    }
+
+
+def _read(places: Mapping[str, _Place]) -> dict[str, torch.Tensor]:
+    by_file: dict[Path, dict[str, str]] = defaultdict(dict)
+    for name, place in places.items():
+        by_file[place.file][name] = place.name
+    tensors: dict[str, torch.Tensor] = {}
+    for file, names in by_file.items():
+        try:
+            with safe_open(file, framework="pt") as opened:
+                tensors.update((name, opened.get_tensor(there)) for name, there in names.items())
+        except (SafetensorError, OSError) as exc:
+            raise CheckpointError(f"{file}: cannot be read: {exc}") from exc
+    return tensors
 
 
 def _check_scaled(plain: Mapping[str, _Place]) -> None:
@@ -334,7 +401,7 @@ def _read_files(files: list[Path]) -> dict[str, _Place]:
                     f"{file}: {name[:80]!r} is in {places[name].file.name} too; remove the file "
                     "that does not belong to this model"
                 )
-            places[name] = _Place(file, entry)
+            places[name] = _Place(file, entry, name)
     return places
 
 

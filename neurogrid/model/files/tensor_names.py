@@ -13,7 +13,15 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["is_end_tensor", "layer_of", "name_in_layer", "numbers_hidden", "path_in_layer"]
+__all__ = [
+    "is_end_tensor",
+    "is_image_tensor",
+    "layer_of",
+    "name_in_layer",
+    "name_in_text_model",
+    "numbers_hidden",
+    "path_in_layer",
+]
 
 _NUMBERED = re.compile(r"^((?:[A-Za-z_]\w*\.)*?)(?:layers|layer|h|blocks|block)\.(\d{1,6})\.")
 
@@ -23,6 +31,13 @@ _NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
 _OTHER_TOWER = re.compile(
     r"(?:^|\.)(?:vision|visual|audio|speech|image|mtp|encoder|embed_vision|embed_audio)\w*\."
 )
+
+# What a model that takes images has beside its model of text: a tower, and what stands between the two.
+_IMAGE_PART = re.compile(
+    r"^(?:model\.)?(?:vis\w*|multi_modal\w*|multimodal\w*|mm_\w*|image_\w*|connector)\."
+)
+_TEXT_PART = re.compile(r"^(?:model\.)?(?:language|text)_model\.(?:model\.)?")
+_TEXT_HEAD = "lm_head."
 
 
 def layer_of(name: str, num_layers: int) -> int | None:
@@ -59,3 +74,16 @@ def numbers_hidden(path: str) -> str:
 def is_end_tensor(name: str) -> bool:
     """Whether the tensor called `name` is of the ends: in no numbered layer, no other tower."""
     return _NUMBERED.match(name) is None and _OTHER_TOWER.search(name) is None
+
+
+def is_image_tensor(name: str) -> bool:
+    """Whether, in a model that takes images, the tensor called `name` is of what makes embeddings of them."""
+    return _IMAGE_PART.match(name) is not None
+
+
+def name_in_text_model(name: str) -> str:
+    """What a tensor of text in a model that takes images is called in a checkpoint of that model of text alone."""
+    rest = _TEXT_PART.sub("", name)
+    if rest == name:
+        return name
+    return rest if rest.startswith(_TEXT_HEAD) else f"model.{rest}"

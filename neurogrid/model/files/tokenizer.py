@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import enum
 import inspect
+import json
 import re
 from collections.abc import Mapping, Sequence
 from copy import copy
@@ -25,7 +26,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from neurogrid.errors import CheckpointError, ConfigurationError
-from neurogrid.model.files.chat_template import TemplateRenderer
+from neurogrid.model.files.chat_template import TemplateBusyError, TemplateRenderer
 from neurogrid.model.files.foreign import quiet_transformers
 
 __all__ = ["TEMPLATE_ARGUMENTS", "ChatEnding", "TextStream", "TokenKind", "Tokenizer"]
@@ -41,7 +42,9 @@ _TOKENIZER_FILES = (
     "tekken.json",
 )
 
+_TEMPLATE_FILE = "chat_template.json"
 _VERBATIM = {"skip_special_tokens": False, "clean_up_tokenization_spaces": False}
+_PROBE = "neurogrid looks for this"
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 _BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 
@@ -93,6 +96,7 @@ class Tokenizer:
         self._backend = backend
         self.vocab_size = len(backend)
         self._renderer = TemplateRenderer()
+        self._wants_parts: bool | None = None  # nobody has looked yet
         # The ids that `decode` leaves out: tokenizers looks at a flag, transformers at its own list.
         added = backend.added_tokens_decoder.items()
         self._special_ids = frozenset(
@@ -175,9 +179,9 @@ class Tokenizer:
                 "this model has no chat template: let it continue a text, or put chat_template.jinja "
                 "beside its tokenizer.json"
             )
-        return self._renderer.render(
-            self._backend.chat_template,
-            self._backend.special_tokens_map,
+        if self._takes_parts():
+            messages = [_in_parts(message) for message in messages]
+        return self._render(
             messages,
             {
                 "add_generation_prompt": ending is ChatEnding.ANSWER,
@@ -185,6 +189,34 @@ class Tokenizer:
                 **(variables or {}),
             },
         )
+
+    def _render(
+        self, messages: Sequence[Mapping[str, Any]], arguments: Mapping[str, object]
+    ) -> str:
+        return self._renderer.render(
+            self._backend.chat_template, self._backend.special_tokens_map, messages, arguments
+        )
+
+    def _takes_parts(self) -> bool:
+        """Whether the template writes the text of messages only where it stands in parts, as of some that see images.
+
+        They leave out the text of others in silence. So it is tried, where the template looks at types of parts.
+        """
+        if self._wants_parts is None:
+            wants = False
+            if re.search(r"""['"]type['"]|\.type\b""", self.chat_template_text()):
+                probe = {"role": "user", "content": _PROBE}
+                wants = not self._writes(probe) and self._writes(_in_parts(probe))
+            self._wants_parts = wants
+        return self._wants_parts
+
+    def _writes(self, message: Mapping[str, Any]) -> bool:
+        try:
+            return _PROBE in self._render([message], {"add_generation_prompt": True})
+        except TemplateBusyError:
+            raise
+        except ConfigurationError:
+            return False
 
     def encode_chat(
         self,
@@ -256,6 +288,13 @@ class Tokenizer:
         if token is None:
             return TokenKind.NOTHING
         return TokenKind.BYTE if _BYTE_TOKEN.fullmatch(token) else TokenKind.TEXT
+
+
+def _in_parts(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A message whose text stands in a part."""
+    if not isinstance(message.get("content"), str) or message.get("role") == "tool":
+        return message
+    return {**message, "content": [{"type": "text", "text": message["content"]}]}
 
 
 class TextStream:
@@ -331,9 +370,14 @@ class TextStream:
 def _load(folder: Path) -> PreTrainedTokenizerBase:
     try:
         with quiet_transformers():
-            return AutoTokenizer.from_pretrained(
+            backend = AutoTokenizer.from_pretrained(
                 folder, local_files_only=True, trust_remote_code=False
             )
+            # Where processors of images had theirs before they wrote chat_template.jinja.
+            if backend.chat_template is None and (folder / _TEMPLATE_FILE).is_file():
+                told = json.loads((folder / _TEMPLATE_FILE).read_text(encoding="utf-8"))
+                backend.chat_template = str(told["chat_template"])
+            return backend
     except Exception as exc:
         # As broad as this because tokenizers raises bare Exception for a damaged file.
         reason = " ".join(str(exc).split())[:300] or type(exc).__name__

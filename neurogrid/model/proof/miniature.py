@@ -38,7 +38,7 @@ from neurogrid.model.proof.miniature_split import Split, saved_tensors
 from neurogrid.model.stages.skeleton import build_on_meta, find_layers, num_decoder_layers
 from neurogrid.model.stages.weight_loading import Pristine
 
-__all__ = ["SEED", "SplitTraits", "check_splittable", "proving", "small_model"]
+__all__ = ["SEED", "SplitTraits", "check_splittable", "proving", "randomise", "small_model"]
 
 # Relative to the largest logit. Stages do what `forward` does, in the same shapes, so they must give
 # the same bits; `generate` passes a mask of ones, which may choose another kernel.
@@ -134,7 +134,7 @@ def small_model(config: PreTrainedConfig) -> tuple[tuple[LengthLimit, ...], Any]
                 failure = f"its miniature would have {count} parameters; {failure}"
                 break
             model = from_config(small_config, dtype=torch.float32).eval()
-            _randomise(model)
+            randomise(model)
             # Not in inference mode: what a forward puts in a buffer has to be writable afterwards.
             with torch.no_grad():
                 model(input_ids=torch.zeros(1, _PROMPT, dtype=torch.long))
@@ -146,7 +146,7 @@ def small_model(config: PreTrainedConfig) -> tuple[tuple[LengthLimit, ...], Any]
 
 
 @torch.no_grad()
-def _randomise(model: nn.Module) -> None:
+def randomise(model: nn.Module) -> None:
     """Weights that matter: an initialised model is too quiet, its biases and norms are all alike."""
     for parameter in model.parameters():
         if parameter.dim() > 1:

@@ -19,6 +19,7 @@ from transformers import PreTrainedConfig
 
 from neurogrid.model.caches.cache import StageCache
 from neurogrid.model.files.tensor_names import is_end_tensor, layer_of
+from neurogrid.model.images.places import ImagePlaces
 from neurogrid.model.stages.stage import Ends, Row, Stage
 
 __all__ = ["Session", "Split", "saved_tensors"]
@@ -61,8 +62,13 @@ class Split:
                     stage.speed_up_layer(layer_id, fuse=True)
             self.stages.append(stage)
 
-    def new_session(self) -> Session:
-        return Session(self)
+    def new_session(
+        self,
+        images: ImagePlaces | None = None,
+        embeddings: Sequence[tuple[int, torch.Tensor]] = (),
+    ) -> Session:
+        """A sequence of no tokens, which will have images where these are, and as that."""
+        return Session(self, images, embeddings)
 
     def step_rows(
         self, sessions: Sequence[Session], token_ids: Sequence[int]
@@ -85,13 +91,22 @@ class Split:
 class Session:
     """One sequence going through a `Split`."""
 
-    def __init__(self, split: Split) -> None:
+    def __init__(
+        self,
+        split: Split,
+        images: ImagePlaces | None,
+        embeddings: Sequence[tuple[int, torch.Tensor]],
+    ) -> None:
         self._split = split
+        self._images = images
+        self._embeddings = embeddings
         self.caches: list[StageCache] = []
         self.restart()
 
     def restart(self) -> None:
         self.caches = [stage.new_cache() for stage in self._split.stages]
+        for cache in self.caches:
+            cache.images = self._images
         self.position = 0
 
     def step(self, token_ids: Sequence[int]) -> torch.Tensor:
@@ -121,7 +136,14 @@ class Session:
 
     def _run(self, token_ids: Sequence[int]) -> torch.Tensor:
         split, position = self._split, self.position
-        hidden_BTD = split.ends.embed(token_ids, position=position)
+        stop = position + len(token_ids)
+        here = [
+            (start - position, each) for start, each in self._embeddings if position <= start < stop
+        ]
+        if here:
+            hidden_BTD = split.ends.embed_images(token_ids, position=position, embeddings=here)
+        else:
+            hidden_BTD = split.ends.embed(token_ids, position=position)
         for stage, cache, (start, stop) in zip(
             split.stages, self.caches, split.ranges, strict=True
         ):

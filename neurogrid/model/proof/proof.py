@@ -28,6 +28,7 @@ from neurogrid.model.files.foreign import one_line
 from neurogrid.model.files.quantization import Quantization
 from neurogrid.model.proof.miniature import SplitTraits, check_splittable
 from neurogrid.model.proof.miniature_experts import check_experts
+from neurogrid.model.proof.miniature_images import check_images
 from neurogrid.model.stages.cost import LayerCost, layer_cost
 from neurogrid.model.stages.stage import Stage
 
@@ -49,6 +50,8 @@ class Proof:
 
     Attributes:
         traits: what generation has to know of the model.
+        why_no_images: of a model that takes images, why it is served without; empty where it sees them as the whole
+            model does, or takes none.
         costs: bytes of each layer, in `dtype`.
         dtype: what stages compute in.
     """
@@ -56,18 +59,21 @@ class Proof:
     traits: SplitTraits
     costs: tuple[LayerCost, ...]
     dtype: torch.dtype
+    why_no_images: str = ""
 
 
 def prove(
     config: Mapping[str, object],
     dtype: str | None,
     quantization: Mapping[str, object] | None = None,
+    image_config: Mapping[str, object] | None = None,
 ) -> Proof:
     """Build and split what `config` (a config.json, of any origin) describes, in this process and without limits.
 
     Args:
         dtype: to compute in; None for the checkpoint's own.
         quantization: the record of what is quantised, of any origin.
+        image_config: of the whole model, where `config` is the part of one that takes images.
 
     Raises:
         UnsupportedModelError: the model cannot be split, transformers does not know it, or nothing here how it is
@@ -84,13 +90,22 @@ def prove(
         costs = layer_cost(built, compute_dtype, record)
         # As its user will: its tables and buffers are made.
         Stage(built, dtype=compute_dtype, device="cpu")
+        why_no_images = "" if image_config is None else _why_no_images(image_config)
     except NeuroGridError:
         raise
     except Exception as exc:  # whatever a model's code may raise on what makes no sense
         raise ConfigurationError(
             f"the model cannot be built: {one_line(exc) or type(exc).__name__}"
         ) from exc
-    return Proof(traits, costs, compute_dtype)
+    return Proof(traits, costs, compute_dtype, why_no_images)
+
+
+def _why_no_images(config: Mapping[str, object]) -> str:
+    try:
+        check_images(config)
+    except UnsupportedModelError as exc:
+        return str(exc)
+    return ""
 
 
 class Proving:
@@ -107,9 +122,20 @@ class Proving:
         config: Mapping[str, object],
         dtype: str | None,
         quantization: Mapping[str, object] | None = None,
+        image_config: Mapping[str, object] | None = None,
     ) -> None:
-        self._argument = {"config": config, "dtype": dtype, "quantization": quantization}
-        self._key = config_fingerprint(config), dtype, Quantization.from_record(quantization)
+        self._argument = {
+            "config": config,
+            "dtype": dtype,
+            "quantization": quantization,
+            "image_config": image_config,
+        }
+        self._key = (
+            config_fingerprint(config),
+            dtype,
+            Quantization.from_record(quantization),
+            None if image_config is None else config_fingerprint(image_config),
+        )
         self._process = ConfinedProcess(_prove_in_child, Limits(MAX_BYTES, int(OWN_SECONDS)))
 
     def result(self, *, seconds: float) -> Proof:
@@ -145,20 +171,25 @@ class Proving:
         self._process.close()
 
 
-# By fingerprint, dtype and quantisation: the proof, or the error that was its end.
+# By fingerprint, dtype, quantisation, and fingerprint of the whole where it takes images: the proof, or the error that
+# was its end.
 _kept: dict[
-    tuple[bytes, str | None, Quantization | None], Proof | tuple[type[NeuroGridError], str]
+    tuple[bytes, str | None, Quantization | None, bytes | None],
+    Proof | tuple[type[NeuroGridError], str],
 ] = {}
 _keeping = threading.Lock()
 
 
 def _prove_in_child(argument: Mapping[str, Any]) -> dict[str, Any]:
     """`prove`, with what JSON has."""
-    proof = prove(argument["config"], argument["dtype"], argument["quantization"])
+    proof = prove(
+        argument["config"], argument["dtype"], argument["quantization"], argument["image_config"]
+    )
     return {
         "traits": asdict(proof.traits),
         "costs": [asdict(cost) for cost in proof.costs],
         "dtype": str(proof.dtype).removeprefix("torch."),
+        "why_no_images": proof.why_no_images,
     }
 
 
@@ -170,4 +201,5 @@ def _read(result: Mapping[str, Any]) -> Proof:
         SplitTraits(**traits),
         tuple(LayerCost(**cost) for cost in result["costs"]),
         COMPUTE_DTYPES[result["dtype"]],
+        result["why_no_images"],
     )

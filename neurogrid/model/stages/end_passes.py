@@ -95,6 +95,11 @@ class EndPasses:
             return self._embedding(input_ids_BT)
         return self._whole_embedding(input_ids_BT, position)
 
+    def embedded(self, embedded_BTE: torch.Tensor, position: int) -> torch.Tensor:
+        """Return the hidden state that enters layer 0 for what the embedding's module returned: [B, T, D]."""
+        self._pretend(position)
+        return self._skeleton.run_embedded(embedded_BTE, position, self.cache)
+
     def head(self, hidden_BTD: torch.Tensor, position: _Position) -> torch.Tensor:
         """Logits [B, 1 or T, V], the last token's last; arguments as those of `embedding`."""
         # What is given as a view of something larger may be copied by the pass.

@@ -33,6 +33,7 @@ from neurogrid.model.caches.prepared import LayerCall, Recorder, same_values
 from neurogrid.model.files.foreign import MODEL_CODE_ERRORS, one_line, quiet_transformers
 from neurogrid.model.files.quantization import CodesForm, Quantization, gather_codes
 from neurogrid.model.files.tensor_names import is_end_tensor, layer_of, numbers_hidden
+from neurogrid.model.images.places import ImagePlaces
 from neurogrid.model.kernels import Codes
 from neurogrid.model.stages.layer_loading import LayerLoader, module_list
 from neurogrid.model.stages.weight_loading import Pristine, load_tensors, move_to
@@ -306,17 +307,20 @@ class Skeleton:
         stop: int,
         position: int | Sequence[int],
         cache: Cache | None,
+        images: ImagePlaces | None = None,
     ) -> torch.Tensor:
         """One pass over loaded layers [start, stop), whose cache has begun; in inference mode, or to learn.
 
         Args:
             position: of the first token; one for each row of a batch whose rows differ.
             cache: of the sequence; None for one that is learned from whole.
+            images: of the sequence, where layers have to know; None for none.
         """
         shared = self._pass
         shared.start, shared.stop, shared.hidden_BTD = start, stop, hidden_BTD
         try:
-            self._call(self._base, cache, position, inputs_embeds=self._dummy(hidden_BTD))
+            dummy_BTD = self._dummy(hidden_BTD)
+            self._call(self._base, cache, position, images, inputs_embeds=dummy_BTD)
         except _PassEnded:
             return _hidden_state(shared.result)
         finally:
@@ -324,12 +328,19 @@ class Skeleton:
         raise UnsupportedModelError(f"the base model never called its layer {stop - 1}")
 
     def record_layers(
-        self, marker_BTD: torch.Tensor, start: int, stop: int, position: int, cache: Cache
+        self,
+        marker_BTD: torch.Tensor,
+        start: int,
+        stop: int,
+        position: int,
+        cache: Cache,
+        images: ImagePlaces | None = None,
     ) -> list[LayerCall] | None:
         """How the base model calls loaded layers [start, stop) for a token at `position`; in inference mode.
 
         Args:
             marker_BTD: [1, 1, D], stands for what the layers return.
+            images: as of `run_layers`.
 
         Returns:
             None where it does something to what it was returned, or layers return more than one thing.
@@ -341,7 +352,8 @@ class Skeleton:
         shared.start, shared.stop, shared.recorder = start, stop, recorder
         expected_BTD = marker_BTD.clone()
         try:
-            self._call(self._base, cache, position, inputs_embeds=self._dummy(marker_BTD))
+            dummy_BTD = self._dummy(marker_BTD)
+            self._call(self._base, cache, position, images, inputs_embeds=dummy_BTD)
         except _PassEnded:
             pass
         finally:
@@ -363,6 +375,25 @@ class Skeleton:
             shared.capturing = False
             shared.result = None
         raise UnsupportedModelError("the base model never called its first layer")
+
+    def run_embedded(self, embedded_BTE: torch.Tensor, position: int, cache: Cache) -> torch.Tensor:
+        """As `run_embedding`, of what the embedding's module returned, or what stands in its place."""
+        shared = self._pass
+        shared.capturing = True
+        try:
+            self._call(self._base, cache, position, inputs_embeds=embedded_BTE)
+        except _PassEnded:
+            return _hidden_state(shared.result)
+        finally:
+            shared.capturing = False
+            shared.result = None
+        raise UnsupportedModelError("the base model never called its first layer")
+
+    def embed(self, input_ids_BT: torch.Tensor) -> torch.Tensor:
+        """What the embedding's module returns, [B, T, E]; what else is done before layer 0 is `run_embedded`'s."""
+        embedding: Any = self.model.get_input_embeddings()
+        embedded_BTE: torch.Tensor = embedding(input_ids_BT)
+        return embedded_BTE
 
     def run_head(
         self, hidden_BTD: torch.Tensor, position: int | Sequence[int], cache: Cache | None
@@ -422,6 +453,7 @@ class Skeleton:
         module: nn.Module,
         cache: Cache | None,
         position: int | Sequence[int],
+        images: ImagePlaces | None = None,
         **inputs: Any,
     ) -> Any:
         self._pristine.restore(anew=cache is None)
@@ -433,6 +465,8 @@ class Skeleton:
             else:
                 position_ids = torch.tensor(position, device=first.device)[:, None]
             inputs["position_ids"] = position_ids
+        if images is not None and cache is not None and isinstance(position, int):
+            inputs |= images.arguments(self.config, first, position, cache)
         if cache is None:
             return module(use_cache=False, **inputs)
         return module(past_key_values=cache, use_cache=True, **inputs)

@@ -31,6 +31,7 @@ from neurogrid.model.caches.row_groups import group_rows
 from neurogrid.model.caches.row_masks import rows_masked
 from neurogrid.model.caches.rows import RowPool
 from neurogrid.model.files.quantization import Quantization
+from neurogrid.model.images.places import ImageWay, image_way
 from neurogrid.model.stages.end_passes import EndPasses
 from neurogrid.model.stages.few_rows import speed_up_few_rows
 from neurogrid.model.stages.fused_layers import fuse_layer, has_same_bits, is_fused
@@ -112,6 +113,11 @@ class Stage:
     def pools(self) -> frozenset[RowPool]:
         """Where the sessions are that decode together."""
         return frozenset(self._pools)
+
+    @property
+    def image_way(self) -> ImageWay:
+        """What the layers make of images."""
+        return image_way(self._skeleton.config)
 
     @property
     def model(self) -> PreTrainedModel:
@@ -237,7 +243,9 @@ class Stage:
                 if prepared is not None and self._fits(prepared, start, stop, position, num_tokens):
                     result_BTD = prepared.run(hidden_BTD, cache)
                 else:
-                    result_BTD = self._skeleton.run_layers(hidden_BTD, start, stop, position, cache)
+                    result_BTD = self._skeleton.run_layers(
+                        hidden_BTD, start, stop, position, cache, cache.images
+                    )
                 cache.commit(start, stop, num_tokens)
             except BaseException as exc:  # some layers have their new states, and some not
                 cache.spoil(f"{type(exc).__name__}: {exc}")
@@ -256,7 +264,7 @@ class Stage:
             cache.pretend(position)
             like_BTD = torch.empty(1, 1, self.hidden_size, dtype=self._dtype, device=self._device)
             calls, *others = (
-                self._skeleton.record_layers(marker_BTD, start, stop, position, cache)
+                self._skeleton.record_layers(marker_BTD, start, stop, position, cache, cache.images)
                 for marker_BTD in markers(like_BTD)[: 1 if (start, stop) in self._is_plain else 2]
             )
             if others:
@@ -351,11 +359,16 @@ class Stage:
         order = pool.order([row.cache for row in rows], now=self._num_forwards)
         ordered = [rows[i] for i in order]
         positions = [row.position for row in ordered]
+        # A row has one token, of text: all parts of its position are one number.
+        turned = [
+            position + row.cache.shift(position)
+            for row, position in zip(ordered, positions, strict=True)
+        ]
         hidden_R1D = torch.cat([row.hidden.to(self._device, self._dtype) for row in ordered])
         try:
             pool.begin([row.cache for row in ordered], start, stop, positions)
             with rows_masked(positions), self._adapters.of([row.adapter for row in ordered]):
-                result_R1D = self._skeleton.run_layers(hidden_R1D, start, stop, positions, pool)
+                result_R1D = self._skeleton.run_layers(hidden_R1D, start, stop, turned, pool)
             pool.commit(start, stop)
         finally:
             pool.end()
@@ -393,7 +406,7 @@ class Stage:
 class Ends:
     """Embedding and head of a model: what stands before its first and after its last layer.
 
-    Args, errors: as for `Stage`. Attributes: `num_layers`, `hidden_size`.
+    Args, errors: as for `Stage`. Attributes: `num_layers`, `hidden_size`, and `image_way`, what layers make of images.
     """
 
     def __init__(
@@ -407,6 +420,7 @@ class Ends:
         self.num_layers = self._skeleton.num_layers
         self.hidden_size = self._skeleton.hidden_size
         self.vocab_size: int = self._skeleton.config.get_text_config(decoder=True).vocab_size
+        self.image_way = image_way(self._skeleton.config)
 
     def load(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Load the tensors outside the layers, under their checkpoint names.
@@ -459,6 +473,28 @@ class Ends:
         """
         self._check(position)
         return self._embed(token_ids, (1, -1), position)
+
+    def embed_images(
+        self,
+        token_ids: Sequence[int],
+        *,
+        position: int,
+        embeddings: Sequence[tuple[int, torch.Tensor]],
+    ) -> torch.Tensor:
+        """As `embed`, with embeddings of images in the place of some tokens.
+
+        Args:
+            embeddings: where each begins among these tokens, and [T, D], what stands there.
+        """
+        self._check(position)
+        self._require_tokens(token_ids)
+        with torch.inference_mode():
+            input_ids_BT = torch.tensor(token_ids, device=self._device)[None]
+            embedded_BTE = self._skeleton.embed(input_ids_BT).clone()
+            for start, embedding_TD in embeddings:
+                stop = start + len(embedding_TD)
+                embedded_BTE[0, start:stop] = embedding_TD.to(embedded_BTE)
+            return self._passes.embedded(embedded_BTE, position)
 
     def embed_rows(self, token_ids: Sequence[int], *, positions: Sequence[int]) -> torch.Tensor:
         """Return the hidden states that enter layer 0 for the next token of each of several sessions: [R, 1, D].
@@ -527,11 +563,14 @@ class Ends:
         if position < 0:
             raise ValueError(f"position {position} is negative")
 
+    def _require_tokens(self, token_ids: Sequence[int]) -> None:
+        if not token_ids or not 0 <= min(token_ids) <= max(token_ids) < self.vocab_size:
+            raise ValueError(f"token ids must be one or more of 0..{self.vocab_size - 1}")
+
     def _embed(
         self, token_ids: Sequence[int], shape: tuple[int, int], position: int | Sequence[int]
     ) -> torch.Tensor:
-        if not token_ids or not 0 <= min(token_ids) <= max(token_ids) < self.vocab_size:
-            raise ValueError(f"token ids must be one or more of 0..{self.vocab_size - 1}")
+        self._require_tokens(token_ids)
         with torch.inference_mode():
             input_ids_BT = torch.tensor(token_ids, device=self._device).view(shape)
             return self._passes.embedding(input_ids_BT, position)

@@ -1,0 +1,60 @@
+"""Bytes that somebody sent to pixels, by Pillow: bounded before anything is decoded."""
+
+from __future__ import annotations
+
+import io
+import warnings
+from typing import TYPE_CHECKING, Final
+
+from neurogrid.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+__all__ = ["IMAGE_FORMATS", "MAX_IMAGES", "MAX_IMAGE_BYTES", "MAX_IMAGE_PIXELS", "decode_image"]
+
+IMAGE_FORMATS: Final = ("PNG", "JPEG", "WEBP", "GIF")
+"""What is read, as Pillow calls it; of an animation the first frame."""
+MAX_IMAGES: Final = 16
+"""Images of one prompt."""
+MAX_IMAGE_BYTES: Final = 20 * 1024 * 1024
+"""Bytes of an image's file: what OpenAI's API takes."""
+MAX_IMAGE_PIXELS: Final = 40_000_000
+"""Pixels of an image: 160 MB decoded, with what is made of them on the way. A file of some KB may ask for billions."""
+
+
+def decode_image(data: bytes) -> Image:
+    """The image in RGB, turned as its camera says.
+
+    Raises:
+        ConfigurationError: it is none of IMAGE_FORMATS, broken, or too large; in one sentence.
+    """
+    # Pillow takes some milliseconds, and only who sends images needs it.
+    from PIL import Image, ImageOps, UnidentifiedImageError
+
+    if len(data) > MAX_IMAGE_BYTES:
+        raise ConfigurationError(
+            f"it has {len(data):,} bytes, and {MAX_IMAGE_BYTES:,} is the limit"
+        )
+    try:
+        with warnings.catch_warnings():
+            # Of what is larger than its own bound, which is above ours; and of tags that nobody needs.
+            warnings.simplefilter("ignore")
+            with Image.open(io.BytesIO(data), formats=IMAGE_FORMATS) as opened:
+                width, height = opened.size
+                if width * height > MAX_IMAGE_PIXELS:
+                    raise ConfigurationError(
+                        f"it has {width} x {height} pixels, and {MAX_IMAGE_PIXELS:,} in all is the limit"
+                    )
+                return ImageOps.exif_transpose(opened).convert("RGB")
+    except UnidentifiedImageError as exc:
+        kinds = ", ".join(IMAGE_FORMATS[:-1]) + f" or {IMAGE_FORMATS[-1]}"
+        raise ConfigurationError(f"it is no image in {kinds}") from exc
+    except Image.DecompressionBombError as exc:
+        raise ConfigurationError(
+            f"it has far too many pixels: {MAX_IMAGE_PIXELS:,} is the limit"
+        ) from exc
+    except (OSError, SyntaxError, ValueError, EOFError, IndexError, KeyError, OverflowError) as exc:
+        # What Pillow's readers raise on files that are cut or wrong within.
+        reason = " ".join(str(exc).split())[:100] or type(exc).__name__
+        raise ConfigurationError(f"it is broken ({reason})") from exc
