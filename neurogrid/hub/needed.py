@@ -40,6 +40,7 @@ _COMPANIONS: Final = re.compile(
     r"""
     (?:generation_)?config\.json
     | (?:quantize|hf_quant)_config\.json
+    | (?:pre)?processor_config\.json
     | tokenizer(?:_config)?\.json | special_tokens_map\.json | added_tokens\.json
     | vocab\.(?:json|txt) | merges\.txt | tekken\.json
     | \w[\w.-]*\.(?:model|tiktoken)

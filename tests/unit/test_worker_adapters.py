@@ -33,6 +33,7 @@ from neurogrid.p2p.wire import (
     Assign,
     ControlPayload,
     ErrorCode,
+    ImageSpan,
     MessageType,
     ModelConfig,
     SessionAck,
@@ -40,6 +41,7 @@ from neurogrid.p2p.wire import (
     SessionOpen,
     TensorEnvelope,
     blob_id,
+    encode_image_spans,
     serialize_config,
 )
 from neurogrid.worker.settings import WorkerSettings
@@ -328,6 +330,9 @@ async def test_a_worker_that_knows_of_none_is_never_taken_at_its_word() -> None:
                 with pytest.raises(PeerRefusedError, match="does not know of adapters") as refused:
                     await worker.open_session(SessionOpen(2, 0, 1, 9, adapter=bytes([1] * 32)))
                 assert refused.value.code == ErrorCode.NOT_SUPPORTED
+                images = encode_image_spans([ImageSpan(2, 1, 4)])
+                with pytest.raises(PeerRefusedError, match="does not know where images are"):
+                    await worker.open_session(SessionOpen(3, 0, 1, 9, images=images))
 
 
 async def test_another_model_that_comes_meanwhile_gets_nothing_of_it(model: Model) -> None:

@@ -37,6 +37,7 @@ from neurogrid.inference.generation.sampling import (
     SamplingParams,
     token_logprobs,
 )
+from neurogrid.inference.generation.sight import SeenImages
 from neurogrid.inference.generation.text_generation import TextGeneration
 from neurogrid.inference.generation.token_session import TokenSession
 from neurogrid.inference.pipeline.routing import Routing
@@ -45,6 +46,7 @@ from neurogrid.inference.speculation.speculation import Proposer, Speculation
 from neurogrid.inference.verification.verifier import Recording, Verification
 from neurogrid.model.adapters import AdapterSource
 from neurogrid.model.grammars import Grammar
+from neurogrid.model.images.reader import ImageInputs
 from neurogrid.p2p.exchange.counters import TrafficCounters
 from neurogrid.p2p.exchange.exchange import Exchange
 from neurogrid.p2p.hosts.host import Host
@@ -187,6 +189,7 @@ class Coordinator(TextGeneration):
         grammar: Grammar | None = None,
         reader: PromptReader | None = None,
         speculate: bool = True,
+        images: ImageInputs | None = None,
     ) -> AsyncGenerator[GeneratedToken, None]:
         """Yield new tokens, at most `max_tokens`; the last of them says why nothing follows.
 
@@ -206,16 +209,24 @@ class Coordinator(TextGeneration):
                 Compiled by `model.grammars`; None for anything.
             reader: is shown all of the prompt before the first token, so that nothing of it is reused. None for nobody.
             speculate: propose tokens, as the coordinator was set to; False for none. They are the same tokens.
+            images: those among the prompt's tokens, read by `model.sight.reader`; None for none. With images none are
+                proposed, and nothing is verified.
 
         Raises:
-            ConfigurationError: the prompt cannot be served, fewer tokens are allowed than are to come at least, or no
-                adapter has that name.
+            ConfigurationError: the prompt cannot be served, fewer tokens are allowed than are to come at least, no
+                adapter has that name, or the model takes no images here.
+            ModelError: what sees images fails on these.
             NoRouteError: a worker was lost, and no other took its layers in time; names them.
             CapacityError: too many wait for room already.
         """
         model = self.model
         model.check_prompt(token_ids)
         source = self._source_of(adapter)
+        seen: SeenImages | None = None
+        if images is not None:
+            if model.sight is None:
+                raise ConfigurationError(f"images are not taken: {model.why_no_sight}")
+            seen, speculate = await model.sight.see(images), False
         max_length = min(len(token_ids) + max_tokens, model.max_seq_len)
         sampling = sampling or SamplingParams()
         if sampling.min_tokens > max_tokens:
@@ -254,10 +265,19 @@ class Coordinator(TextGeneration):
             told["neurogrid.adapter"] = adapter
         with self._told(len(token_ids)) as number, generation_spans(told) as spans:
             key = source.key if source is not None else b""
-            recording = self.verification.recording(source) if self.verification else None
+            # Who computes a session again is not told of images.
+            recording = (
+                self.verification.recording(source) if self.verification and seen is None else None
+            )
             accepts = recording.may_begin_with if recording is not None else any_session
             begins = (
-                self._kept.begin(token_ids, max_length, key, accepts=accepts)
+                self._kept.begin(
+                    token_ids if seen is None else seen.identities(token_ids),
+                    max_length,
+                    key,
+                    accepts=accepts,
+                    outside=int if seen is None else seen.outside,
+                )
                 if reader is None
                 else self._kept.begin_alone(max_length, key)
             )
@@ -270,7 +290,7 @@ class Coordinator(TextGeneration):
                     stop = max_length if is_past else min(max_length, bound or max_length)
                     new_tokens = tokens
                     async with self._open_session(
-                        beginning, stop, number, source, recording
+                        beginning, stop, number, source, recording, seen
                     ) as session:
                         if reader is not None and len(tokens) == len(token_ids):
                             session.read_prompt(reader)
@@ -419,6 +439,7 @@ class Coordinator(TextGeneration):
         number: int,
         adapter: AdapterSource | None,
         recording: Recording | None = None,
+        images: SeenImages | None = None,
     ) -> TokenSession:
         return TokenSession(
             self._ends,
@@ -436,6 +457,7 @@ class Coordinator(TextGeneration):
             speculates=self._speculation is not None,
             needs_same_bits=self._speculation is not None and self._speculation.needs_same_bits,
             recording=recording,
+            images=images,
             on_failed=partial(self._progress.step_failed, number),
             on_rerouted=partial(self._progress.generation_rerouted, number),
         )

@@ -57,10 +57,11 @@ Choose: TypeAlias = Callable[[torch.Tensor], Chosen[C]]
 class _Embedding:
     token_ids: Sequence[int]
     position: int
+    images: Sequence[tuple[int, torch.Tensor]] = ()
 
     @property
     def is_row(self) -> bool:
-        return len(self.token_ids) == 1 and self.position > 0
+        return len(self.token_ids) == 1 and self.position > 0 and not self.images
 
 
 @dataclass(eq=False, slots=True)
@@ -117,12 +118,17 @@ class EndsQueue:
         )
 
     async def embed(
-        self, token_ids: Sequence[int], *, position: int, session: Hashable
+        self,
+        token_ids: Sequence[int],
+        *,
+        position: int,
+        session: Hashable,
+        images: Sequence[tuple[int, torch.Tensor]] = (),
     ) -> torch.Tensor:
-        """Return the input of layer 0: [1, T, D]; see `Ends.embed`."""
+        """Return the input of layer 0: [1, T, D]; see `Ends.embed`, and `Ends.embed_images`."""
         self._activity.came(session)
         with span("inference.embed"):
-            result = await self.batcher.submit(_Embedding(token_ids, position))
+            result = await self.batcher.submit(_Embedding(token_ids, position, images))
         assert isinstance(result, torch.Tensor)  # nothing is withdrawn here but by cancellation
         return result
 
@@ -291,7 +297,14 @@ class EndsQueue:
 
     def _embed(self, jobs: Sequence[_Embedding]) -> Sequence[torch.Tensor]:
         if len(jobs) == 1:
-            return [self._ends.embed(jobs[0].token_ids, position=jobs[0].position)]
+            job = jobs[0]
+            if job.images:
+                return [
+                    self._ends.embed_images(
+                        job.token_ids, position=job.position, embeddings=job.images
+                    )
+                ]
+            return [self._ends.embed(job.token_ids, position=job.position)]
         return self._embed_rows([job.token_ids[0] for job in jobs], [job.position for job in jobs])
 
     def _embed_rows(

@@ -51,7 +51,7 @@ class KeptSession:
 
     Attributes:
         pipeline: open on the workers of `selection`.
-        tokens: those in its caches.
+        tokens: those in its caches, with one for each image of which none is (`ImageInputs.identities`).
         calls: tokens of each forward pass that computed them, in order.
         generation: of the plan.
         adapter: the key of what it was computed with; empty for the base model alone.
@@ -144,20 +144,23 @@ class KeptSessions:
         adapter: bytes,
         *,
         accepts: Accepts = any_session,
+        outside: Callable[[int], int] = int,
     ) -> AsyncIterator[Beginning]:
         """Wait for room for a session, and find what it can begin with; the room is held until the block is left.
 
         Args:
+            token_ids: as `KeptSession.tokens` has them.
             adapter: the key of what is added to the layers, of which caches depend; empty for nothing.
+            outside: the most of so many tokens that end in no image.
             accepts: whether it may begin with the kept session of this id.
 
         Raises:
             CapacityError: too many wait for room already.
         """
-        beginning = self._begin_now(token_ids, max_length, adapter, accepts)
+        beginning = self._begin_now(token_ids, max_length, adapter, accepts, outside)
         if beginning is None:
             beginning = Beginning(await self.room.reserve(max_length), max_length, adapter)
-            kept, num_tokens = self._best(token_ids, adapter, accepts)
+            kept, num_tokens = self._best(token_ids, adapter, accepts, outside)
             if kept is not None:
                 self._going_on(beginning, kept, num_tokens)
         try:
@@ -177,10 +180,15 @@ class KeptSessions:
             self.room.give_back(reservation)
 
     def _begin_now(
-        self, token_ids: Sequence[int], max_length: int, adapter: bytes, accepts: Accepts
+        self,
+        token_ids: Sequence[int],
+        max_length: int,
+        adapter: bytes,
+        accepts: Accepts,
+        outside: Callable[[int], int],
     ) -> Beginning | None:
         """Begin with a kept session, if nobody has to be waited for: in its room, or beside it."""
-        kept, num_tokens = self._best(token_ids, adapter, accepts)
+        kept, num_tokens = self._best(token_ids, adapter, accepts, outside)
         if kept is None:
             return None
         num_left = len(kept.tokens) - num_tokens
@@ -206,7 +214,11 @@ class KeptSessions:
         return beginning
 
     def _best(
-        self, token_ids: Sequence[int], adapter: bytes, accepts: Accepts
+        self,
+        token_ids: Sequence[int],
+        adapter: bytes,
+        accepts: Accepts,
+        outside: Callable[[int], int],
     ) -> tuple[KeptSession | None, int]:
         """The kept session with the most tokens that can be gone on from, and how many."""
         best: tuple[KeptSession | None, int] = None, 0
@@ -220,6 +232,8 @@ class KeptSessions:
                 shortest_cut=self._shortest_cut,
                 replays=self._replays and not kept.selection.has_same_bits,
             )
+            if outside(num_tokens) != num_tokens:
+                continue  # in an image: it has all of that in its caches, or none
             if num_tokens >= max(best[1], MIN_REUSED) and self._is_current(kept):
                 best = kept, num_tokens
         return best

@@ -15,7 +15,8 @@ from pathlib import Path
 
 import torch
 
-from neurogrid.errors import ConfigurationError, UnsupportedModelError
+from neurogrid.errors import ConfigurationError, ModelError, UnsupportedModelError
+from neurogrid.inference.generation.sight import Sight
 from neurogrid.inference.pipeline.prefill import max_piece
 from neurogrid.model.confined import ConfinementError
 from neurogrid.model.files.checkpoint import Checkpoint
@@ -23,11 +24,13 @@ from neurogrid.model.files.config import build_config, eos_token_ids
 from neurogrid.model.files.pooling import Pooling, read_pooling
 from neurogrid.model.files.tokenizer import Tokenizer
 from neurogrid.model.grammars import GrammarCompiler
+from neurogrid.model.images.reader import ImageReader
 from neurogrid.model.proof.miniature import SplitTraits
 from neurogrid.model.proof.miniature_experts import check_experts
-from neurogrid.model.proof.proof import OWN_SECONDS, Proving
+from neurogrid.model.proof.proof import OWN_SECONDS, Proof, Proving
 from neurogrid.model.source import ModelSource
 from neurogrid.model.stages.cost import LayerCost, layer_cost, workspace_bytes
+from neurogrid.model.stages.image_tower import ImageTower
 from neurogrid.model.stages.stage import Ends
 from neurogrid.model.unused_memory import give_back_memory
 from neurogrid.p2p.wire.limits import DEFAULT_LIMITS, MAX_MAP_BYTES
@@ -60,12 +63,16 @@ class LoadedModel(ModelSource):
         costs: bytes of each layer.
         traits: what the proof found out that generation must know.
         eos_token_ids: tokens that end a generation.
+        sight: what takes images; None where the model takes none here.
+        why_no_sight: why not, in that case.
     """
 
     ends: Ends
     costs: tuple[LayerCost, ...]
     traits: SplitTraits
     eos_token_ids: frozenset[int]
+    sight: Sight | None = None
+    why_no_sight: str = "the model is one of text"
 
     @classmethod
     def load(
@@ -92,7 +99,9 @@ class LoadedModel(ModelSource):
         """
         checkpoint = Checkpoint.open(path)
         try:
-            proof = Proving(checkpoint.config, dtype).result(seconds=OWN_SECONDS)
+            proof = Proving(checkpoint.config, dtype, image_config=checkpoint.image_config).result(
+                seconds=OWN_SECONDS
+            )
         except ConfinementError as exc:
             raise UnsupportedModelError(f"{path}: {exc}") from exc
         traits, compute_dtype = proof.traits, proof.dtype
@@ -105,6 +114,7 @@ class LoadedModel(ModelSource):
         if quantization is not None:
             check_experts(config, quantization)
             costs = layer_cost(config, compute_dtype, quantization)
+        sight, why_no_sight = _open_sight(checkpoint, proof, ends)
         give_back_memory()
         bound = getattr(config, "max_position_embeddings", None) or max_seq_len
         max_seq_len = min(max_seq_len, bound)
@@ -127,6 +137,8 @@ class LoadedModel(ModelSource):
             traits=traits,
             max_seq_len=max_seq_len,
             eos_token_ids=eos_token_ids(checkpoint.config, checkpoint.generation_config),
+            sight=sight,
+            why_no_sight=why_no_sight,
         )
 
     def with_quantization(self, method: str | None) -> LoadedModel:
@@ -264,3 +276,24 @@ class LoadedModel(ModelSource):
                 f"the prompt has the token {max(token_ids)}, and the model has tokens 0 to "
                 f"{self.ends.vocab_size - 1}: is the tokenizer that of this model?"
             )
+
+
+def _open_sight(checkpoint: Checkpoint, proof: Proof, ends: Ends) -> tuple[Sight | None, str]:
+    """What takes images of a model that does; or why it is served without."""
+    config = checkpoint.image_config
+    if config is None:
+        return None, "the model is one of text"
+    try:
+        if proof.why_no_images:
+            raise UnsupportedModelError(proof.why_no_images)
+        tower = ImageTower(
+            config, dtype=proof.dtype, device="cpu", tensors=checkpoint.image_tensors()
+        )
+        reader = ImageReader.open(
+            checkpoint.path, model_type=str(config["model_type"]), token_id=tower.token_id
+        )
+    except ModelError as exc:
+        logger.warning("served without images: %s", exc)
+        return None, str(exc)
+    logger.info("images are taken: what sees them has %.1f MB here", tower.num_bytes / 1e6)
+    return Sight(reader, tower, way=ends.image_way), ""

@@ -28,6 +28,7 @@ from neurogrid.inference.generation.generation_spans import note_failure, recove
 from neurogrid.inference.generation.kept_sessions import Beginning, KeptSessions
 from neurogrid.inference.generation.prefixes import first_calls
 from neurogrid.inference.generation.prompt_readers import PromptReader
+from neurogrid.inference.generation.sight import SeenImages
 from neurogrid.inference.pipeline.prefill import Bounds, chunk_lengths
 from neurogrid.inference.pipeline.routing import Routing
 from neurogrid.inference.pipeline.selection import Selection, Selector
@@ -68,6 +69,7 @@ class TokenSession:
         speculates: tokens are going to be proposed, so that it has to be able to go back.
         needs_same_bits: they are not, where a token may get other bits beside others.
         recording: where it is drawn to be verified; None where not.
+        images: those of its first tokens; None for none.
         on_failed: told of each step that a member failed.
         on_rerouted: told when others have taken over from a member that failed: why, and after how many seconds.
 
@@ -93,6 +95,7 @@ class TokenSession:
         speculates: bool = False,
         needs_same_bits: bool = False,
         recording: Recording | None = None,
+        images: SeenImages | None = None,
         on_failed: Callable[[NoRouteError], None] = lambda error: None,
         on_rerouted: Callable[[str, float], None] = lambda reason, seconds: None,
     ) -> None:
@@ -110,6 +113,7 @@ class TokenSession:
         self._speculates = speculates
         self._needs_same_bits = needs_same_bits
         self._recording = recording
+        self._images = images
         self._on_failed = on_failed
         self._on_rerouted = on_rerouted
         self._max_length = max_length
@@ -147,7 +151,10 @@ class TokenSession:
         pipeline, selection = self._pipeline, self._selection
         if pipeline is None or selection is None or pipeline.length != len(self._tokens):
             return
-        if self._kept.keep(pipeline, selection, self._tokens, self._calls, self._beginning):
+        tokens: Sequence[int] = self._tokens
+        if self._images is not None:
+            tokens = self._images.identities(tokens)
+        if self._kept.keep(pipeline, selection, tokens, self._calls, self._beginning):
             self._pipeline, self._is_kept = None, True
 
     @property
@@ -296,6 +303,7 @@ class TokenSession:
                 link_patience=self._link_patience,
                 adapter=self._adapter,
                 cuts=self._speculates,
+                images=self._images.told if self._images is not None else b"",
             )
         if self._recording is not None:
             self._recording.opened(self._pipeline, prior)
@@ -361,13 +369,18 @@ class TokenSession:
         if ahead is not None and ahead[:2] == (start, self._tokens[start]) and stop == start + 1:
             return ahead[2]
         return await self._ends.embed(
-            self._tokens[start:stop], position=start, session=self._number
+            self._tokens[start:stop],
+            position=start,
+            session=self._number,
+            images=self._images.between(start, stop) if self._images is not None else (),
         )
 
     def _missing_calls(self, pipeline: PipelineSession) -> list[Bounds]:
         """The forward passes, as first token and end, that a pipeline lacks."""
         if not self._is_cut:
-            self._calls[-1:] = self._chunks(self._calls[-1], pipeline)
+            num_tokens = self._calls[-1]
+            first = len(self._tokens) - num_tokens
+            self._calls[-1:] = self._chunks(first, num_tokens, pipeline)
             self._is_cut = True
         length, stop = pipeline.length, len(self._tokens)
         calls = self._calls if length >= self._num_done else self._calls_again(pipeline)
@@ -388,15 +401,17 @@ class TokenSession:
         if self._replays and not self._selection.has_same_bits:
             logger.debug("%d tokens are computed again, in the calls that they had", num_lost)
             return self._calls
-        again = self._chunks(num_lost, pipeline)
+        again = self._chunks(pipeline.length, num_lost, pipeline)
         logger.debug("%d tokens are computed again, by one prefill", num_lost)
         # This step as it was: what is chosen next is chosen from the same logits.
         return [*again, *step]
 
-    def _chunks(self, num_tokens: int, pipeline: PipelineSession) -> list[int]:
+    def _chunks(self, start: int, num_tokens: int, pipeline: PipelineSession) -> list[int]:
+        """The lengths of the pieces in which tokens from `start` on go."""
         if self._max_piece is None or not pipeline.takes_chunks:
             return [num_tokens]
-        return chunk_lengths(num_tokens, len(pipeline.peer_ids), max_tokens=self._max_piece)
+        lengths = chunk_lengths(num_tokens, len(pipeline.peer_ids), max_tokens=self._max_piece)
+        return lengths if self._images is None else self._images.whole(start, lengths)
 
     async def _close(self) -> None:
         pipeline, self._pipeline = self._pipeline, None

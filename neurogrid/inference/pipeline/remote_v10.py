@@ -17,6 +17,7 @@ from neurogrid.inference.pipeline.session_worker import (
     Reached,
     SessionWorker,
     without_adapters,
+    without_images,
 )
 from neurogrid.model.files.tensors import tensor_from_bytes, tensor_to_bytes
 from neurogrid.p2p.exchange.exchange import new_request_id
@@ -32,6 +33,8 @@ class RemoteWorkerV10(DeliveryV10, SessionWorker, AskedAlone):
         """Nothing to do: position 0 begins the layer's cache anew."""
         if wanted.adapter:
             raise without_adapters(self.peer_id)
+        if wanted.images:
+            raise without_images(self.peer_id)
         return Opened()
 
     async def session_reached(self, session_id: int) -> Reached:

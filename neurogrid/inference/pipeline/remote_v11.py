@@ -11,6 +11,7 @@ from neurogrid.inference.pipeline.session_worker import (
     Reached,
     SessionWorker,
     without_adapters,
+    without_images,
 )
 from neurogrid.p2p.wire import MessageType, SessionAck, SessionClose, SessionOpen, SessionQuery
 
@@ -34,6 +35,8 @@ class RemoteWorkerV11(DeliveryV11, SessionWorker):
         ack = SessionAck.decode(reply.data)
         if wanted.adapter and not ack.adapter:
             raise without_adapters(self.peer_id)
+        if wanted.images and not ack.images:
+            raise without_images(self.peer_id)
         return Opened(ack.length or 0, ack.cuts)
 
     async def close_session(self, session_id: int) -> None:

@@ -141,6 +141,7 @@ async def open_session(
     link_patience: float = math.inf,
     adapter: AdapterSource | None = None,
     cuts: bool = False,
+    images: bytes = b"",
 ) -> PipelineSession:
     """Open a session of at most `max_length` tokens on every stage, whose owner closes it.
 
@@ -152,6 +153,7 @@ async def open_session(
             adapter it is not looked at: the worker may have to fetch that, too.
         adapter: what is added to the layers for this session; None for nothing.
         cuts: ask for a session that can go back.
+        images: where its images are, as SessionOpen has it; empty where layers need not know.
 
     Raises:
         NoRouteError: a stage does not open it; names its layers and its peer.
@@ -170,6 +172,7 @@ async def open_session(
                 math.inf if adapter else link_patience,
                 adapter,
                 cuts,
+                images,
             )
         finally:
             if not is_open:
@@ -189,6 +192,7 @@ async def _open(
     link_patience: float,
     adapter: AdapterSource | None,
     cuts: bool,
+    images: bytes,
 ) -> bool:
     """Open a session on all stages at once; False if some links have to be relayed instead."""
     lost: list[NoRouteError] = []
@@ -208,6 +212,7 @@ async def _open(
             keep_prior=prior.stays_open if prior else False,
             adapter=adapter.ids(item.stage.start, item.stage.stop) if adapter else b"",
             cuts=cuts,
+            images=images,
         )
         try:
             with trio.move_on_after(math.inf if behind is None else link_patience) as scope:

@@ -13,7 +13,7 @@ from neurogrid.errors import PeerRefusedError
 from neurogrid.fleet.remote_worker import RemoteWorker
 from neurogrid.p2p.wire import ErrorCode, SessionOpen
 
-__all__ = ["Opened", "Prior", "Reached", "SessionWorker", "without_adapters"]
+__all__ = ["Opened", "Prior", "Reached", "SessionWorker", "without_adapters", "without_images"]
 
 
 @dataclass(frozen=True)
@@ -62,6 +62,12 @@ class Reached:
         return self.last_position >= position
 
 
+def without_images(peer_id: str) -> PeerRefusedError:
+    """The error of a worker that would take the tokens of images for text."""
+    text = f"worker {peer_id} does not know where images are: it is of an older version, and needs to be updated"
+    return PeerRefusedError(text, code=ErrorCode.NOT_SUPPORTED, text=text)
+
+
 def without_adapters(peer_id: str) -> PeerRefusedError:
     """The error of a worker that would answer with the base model where an adapter was asked for."""
     text = f"worker {peer_id} does not know of adapters: it is of an older version, and needs to be updated"
@@ -84,7 +90,8 @@ class SessionWorker(RemoteWorker):
         """Open a session.
 
         Raises:
-            PeerRefusedError: also where the session was to have an adapter, and the worker does not know of those.
+            PeerRefusedError: also where the session was to have an adapter or images, and the worker does not know of
+                those.
         """
 
     @abstractmethod

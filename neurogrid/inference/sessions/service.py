@@ -21,6 +21,7 @@ from neurogrid.inference.sessions.step_queue import WorkerSteps
 from neurogrid.inference.sessions.table import Session, SessionTable
 from neurogrid.model.adapters import Adapter
 from neurogrid.model.files.tensors import dtype_name
+from neurogrid.model.images.places import ImagePlaces, ImageWay
 from neurogrid.p2p.exchange.routes import Place, place_in
 from neurogrid.p2p.streams.message_forms import sender_of
 from neurogrid.p2p.wire import (
@@ -33,6 +34,7 @@ from neurogrid.p2p.wire import (
     SessionOpen,
     SessionQuery,
     TensorMessage,
+    decode_image_spans,
 )
 from neurogrid.planner import name_range
 from neurogrid.worker.adapters import WorkerAdapters
@@ -188,6 +190,7 @@ class SessionService:
             length=session.length if prior else None,
             adapter=adapter is not None,
             cuts=session.takes_cuts,
+            images=session.images is not None,
         )
         await self._state.answer(message, MessageType.SESSION_ACK, ack.encode())
 
@@ -260,10 +263,9 @@ class SessionService:
             wire=opened.wire or dtype_name(model.dtype),
             adapter=adapter,
             takes_cuts=opened.cuts and model.traits.rolls_back and cache.can_go_back,
+            images=_images(opened, model),
         )
-        if self._sessions.is_taken(session):
-            # Of another coordinator: whoever hands on or gets activations of this id could not tell the two apart.
-            raise _open_already(opened)
+        cache.images = session.images
         self._sessions.add(session)
         self._state.room.used(owner, trio.current_time())
         return session
@@ -319,6 +321,7 @@ class SessionService:
                 if length < prior.length:
                     await self._state.run_torch(session.cache.cut, length)
         session.cache.allow(session.max_length)
+        session.cache.images = session.images
         session.length = length
 
     def _require_room(
@@ -381,7 +384,9 @@ class SessionService:
         await self._state.answer(message, MessageType.SESSION_ACK, ack.encode())
 
 
-def _open_already(opened: SessionOpen) -> RequestRefusedError:
-    return RequestRefusedError(
-        f"session {opened.session_id} is open already", code=ErrorCode.PROTOCOL_VIOLATION
-    )
+def _images(opened: SessionOpen, model: HeldModel) -> ImagePlaces | None:
+    """Where the images of a session are, if its peer says and the layers make something of that."""
+    way = model.stage.image_way
+    if not opened.images or way is ImageWay.AS_TEXT:
+        return None
+    return ImagePlaces(decode_image_spans(opened.images, max_length=opened.max_length), way)

@@ -129,6 +129,13 @@ class WorkerSteps:
                     f"{session.length} tokens",
                     code=ErrorCode.POSITION_MISMATCH,
                 )
+            images = session.images
+            if images is not None and images.cuts(position, position + num_tokens):
+                raise RequestRefusedError(
+                    f"an activation of {num_tokens} tokens at position {position} has a part of an image, whose tokens "
+                    "see each other",
+                    code=ErrorCode.POSITION_MISMATCH,
+                )
             if position + num_tokens > session.max_length:
                 raise RequestRefusedError(
                     f"{position + num_tokens} tokens are more than the {session.max_length} "
@@ -151,8 +158,9 @@ class WorkerSteps:
                 batch,
                 adapter=session.adapter,
                 goes_back=goes_back,
-                is_whole=session.takes_cuts and num_tokens <= MAX_FEW,
-                owner=session.owner,
+                # An image is not cut, either.
+                is_whole=(session.takes_cuts and num_tokens <= MAX_FEW)
+                or (images is not None and images.is_whole(position, position + num_tokens)),
             )
             self._activity.came(session.number)
             with stage_span(step, session.session_id):

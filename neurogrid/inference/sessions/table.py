@@ -16,6 +16,7 @@ import trio
 from neurogrid.errors import RequestRefusedError
 from neurogrid.model.adapters import Adapter
 from neurogrid.model.caches.cache import MAX_FEW, StageCache
+from neurogrid.model.images.places import ImagePlaces
 from neurogrid.p2p.exchange.routes import Direction, Place
 from neurogrid.p2p.trust.limits import CLOCK_SKEW
 from neurogrid.p2p.wire import ErrorCode
@@ -54,6 +55,7 @@ class Session:
         adapter: beside its layers; None for none.
         takes_cuts: its activations may begin before its end.
         last_position: where the last one began; None before the first.
+        images: where its images are, where its layers make something of that; None for nowhere.
     """
 
     session_id: int
@@ -75,6 +77,7 @@ class Session:
     adapter: Adapter | None = None
     takes_cuts: bool = False
     last_position: int | None = None
+    images: ImagePlaces | None = None
 
     def goes_back_to(self, position: int) -> bool:
         """Whether an activation may begin at `position`, which is before its end."""
