@@ -70,11 +70,17 @@ def _check_any_of(value: object, options: list[Schema], where: str) -> None:
 
 
 def _is_alike(value: object, schema: Schema) -> bool:
-    """Whether value and schema are of one type, as far as the first item shows."""
+    """Whether value and schema are of one type, as far as the first item shows, and of one kind."""
+    if "anyOf" in schema:
+        return any(_is_alike(value, option) for option in schema["anyOf"])
     if not any(_IS_TYPE[name](value) for name in _types_of(schema)):
         return False
     if isinstance(value, list) and value and "items" in schema:
         return _is_alike(value[0], schema["items"])
+    if isinstance(value, dict):
+        # Objects of several kinds tell them by their `type`.
+        kinds = schema.get("properties", {}).get("type", {}).get("enum")
+        return kinds is None or value.get("type") in kinds
     return True
 
 

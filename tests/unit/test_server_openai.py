@@ -282,7 +282,7 @@ def test_earlier_answers_may_come_back_as_the_client_has_them(model: LoadedModel
     [
         (
             message([{"type": "image_url", "image_url": {"url": "data:,"}}]),
-            "messages[1].content[0] is an image (type 'image_url'), and only text is supported here",
+            "messages[1].content[0] is an image, and this model takes none here (the model is one of text)",
             "messages[1].content[0].type",
         ),
         (

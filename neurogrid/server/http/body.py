@@ -28,36 +28,36 @@ UNWANTED_TIMEOUT = 5.0  # seconds
 MAX_INLINE_BYTES = 64 * 1024
 
 
-async def read_json(request: Request) -> dict[str, object]:
-    """The JSON object in the body of `request`.
+async def read_json(request: Request, *, max_bytes: int = MAX_BODY_BYTES) -> dict[str, object]:
+    """The JSON object in the body of `request`, of so many bytes at most.
 
     Raises:
         APIError: 400, 408 or 413: it is none, or did not come in time, or is too long.
         ClientDisconnect: the client has gone.
     """
-    data = await _read(request)
+    data = await _read(request, max_bytes)
     if len(data) > MAX_INLINE_BYTES:
         return await trio.to_thread.run_sync(_parse, data)
     return _parse(data)
 
 
-async def _read(request: Request) -> bytes:
+async def _read(request: Request, max_bytes: int) -> bytes:
     length = request.headers.get("content-length", "")
-    if length.isdecimal() and len(length) < 20 and int(length) > MAX_BODY_BYTES:
-        raise _too_long()
+    if length.isdecimal() and len(length) < 20 and int(length) > max_bytes:
+        raise _too_long(max_bytes)
     data = bytearray()
     with trio.move_on_after(BODY_TIMEOUT):
         async with aclosing(request.stream()) as chunks:
             async for chunk in chunks:
                 data += chunk
-                if len(data) > MAX_BODY_BYTES:
-                    raise _too_long()
+                if len(data) > max_bytes:
+                    raise _too_long(max_bytes)
         return bytes(data)
     raise APIError(408, f"the body did not come within {BODY_TIMEOUT:g} s", code="request_timeout")
 
 
-def _too_long() -> APIError:
-    return APIError(413, f"the body is longer than {MAX_BODY_BYTES:,} B", code="request_too_large")
+def _too_long(max_bytes: int) -> APIError:
+    return APIError(413, f"the body is longer than {max_bytes:,} B", code="request_too_large")
 
 
 def _parse(data: bytes) -> dict[str, object]:

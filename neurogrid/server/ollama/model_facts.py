@@ -13,7 +13,6 @@ from typing import Any
 
 from neurogrid.inference.generation.coordinator import Coordinator
 from neurogrid.inference.generation.loaded_model import LoadedModel
-from neurogrid.model.files.tokenizer import Tokenizer
 from neurogrid.server.ollama.request_reader import TAG
 
 __all__ = ["listed", "shown"]
@@ -53,13 +52,15 @@ def shown(coordinator: Coordinator, name: str) -> dict[str, object]:
             "general.basename": name,
             **{f"{family}.{key}": value for key, value in facts.items() if value is not None},
         },
-        "capabilities": _capabilities(model.tokenizer),
+        "capabilities": _capabilities(model),
         "modified_at": _modified_at(model),
     }
 
 
-def _capabilities(tokenizer: Tokenizer) -> list[str]:
+def _capabilities(model: LoadedModel) -> list[str]:
+    tokenizer = model.tokenizer
     named = {
+        "vision": model.sight is not None,
         "tools": tokenizer.template_names("tools", tools=True),
         "thinking": tokenizer.template_names("enable_thinking"),
     }

@@ -10,13 +10,11 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from neurogrid.server.errors import APIError
-from neurogrid.server.openai.request_schemas import MAX_MESSAGES
 
-__all__ = ["refuse_fields", "refuse_messages"]
+__all__ = ["refuse_fields"]
 
 # By field: the values that change nothing, and what is missing.
 _FIELDS: Final[Mapping[str, tuple[tuple[object, ...], str]]] = {
-    "images": ((None, []), "only text is supported here"),
     "suffix": ((None, ""), "filling in before a suffix is not offered here"),
     "template": ((None, ""), "the model's own chat template is used; `raw` uses none"),
     "context": (
@@ -46,22 +44,6 @@ def refuse_fields(body: Mapping[str, Any]) -> None:
     for name, values in _OPTIONS.items():
         if not any(_is_same(options.get(name), value) for value in values):
             raise _not_offered(f"the option {name} is not supported here", f"options.{name}")
-
-
-def refuse_messages(messages: object) -> None:
-    """Refuse messages that are not text. They are not checked yet.
-
-    Raises:
-        APIError: 400, with the field of the message.
-    """
-    for index, message in enumerate(messages[:MAX_MESSAGES] if isinstance(messages, list) else ()):
-        if not isinstance(message, dict):
-            continue
-        where = f"messages[{index}]"
-        if message.get("images") not in (None, []):
-            raise _not_offered(
-                f"{where} has images, and only text is supported here", f"{where}.images"
-            )
 
 
 def _is_same(value: object, other: object) -> bool:

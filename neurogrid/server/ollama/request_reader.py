@@ -13,8 +13,9 @@ from typing import Any, Final
 
 from neurogrid.inference.generation.loaded_model import LoadedModel
 from neurogrid.server.errors import APIError
-from neurogrid.server.ollama.not_offered import refuse_fields, refuse_messages
+from neurogrid.server.ollama.not_offered import refuse_fields
 from neurogrid.server.ollama.request_schemas import CHAT_REQUEST, GENERATE_REQUEST
+from neurogrid.server.openai.image_parts import require_sight
 from neurogrid.server.openai.request_reader import (
     CompletionRequest,
     read_chat,
@@ -70,7 +71,13 @@ async def read_ollama_chat(
         APIError: 400, 404 or 422.
     """
     refuse_fields(body)
-    refuse_messages(body.get("messages"))
+    if body.get("images") not in (None, []):
+        raise APIError(
+            400,
+            "images is not supported here: they are those of a message",
+            param="images",
+            code="unsupported_parameter",
+        )
     check(body, CHAT_REQUEST)
     name = read_name(model, adapters, body["model"])
     if not body.get("messages"):
@@ -99,6 +106,12 @@ async def read_ollama_generate(
         return _load(body)
     fields = {**_fields(body, model), "model": name}
     has_template = model.tokenizer.has_chat_template
+    images = body.get("images") or []
+    if images:
+        require_sight(model, "images[0]", "images")
+    if images and (body.get("raw") or not has_template):
+        why = "raw uses no template" if body.get("raw") else "this model has no chat template"
+        raise APIError(400, f"images cannot be told to the model: {why}", param="images")
     if body.get("raw") or not has_template:
         if system:
             why = "raw uses no template" if body.get("raw") else "this model has no chat template"
@@ -116,7 +129,7 @@ async def read_ollama_generate(
         request = await read_completion(fields, model, adapters, default_tokens=None)
         return _bounded(request, body)
     before = [{"role": "system", "content": system}] if system else []
-    fields["messages"] = [*before, {"role": "user", "content": prompt}]
+    fields["messages"] = [*before, {"role": "user", "content": _content(prompt, images)}]
     fields |= _form(body)
     return _bounded(await read_chat(_with_logprobs(fields, body), model, adapters), body)
 
@@ -127,7 +140,8 @@ def _messages(given: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     unanswered: list[tuple[str, str]] = []  # names of tools, and ids
     num_calls = 0
     for index, message in enumerate(given):
-        told: dict[str, Any] = {"role": message["role"], "content": message.get("content") or ""}
+        content = _content(message.get("content") or "", message.get("images") or [])
+        told: dict[str, Any] = {"role": message["role"], "content": content}
         calls = []
         for call in message.get("tool_calls") or ():
             function, call_id = call["function"], f"call_{num_calls}"
@@ -154,6 +168,16 @@ def _messages(given: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
             told["tool_call_id"] = found[0][1]
         messages.append(told)
     return messages
+
+
+def _content(text: str, images: Sequence[str]) -> str | list[dict[str, Any]]:
+    """A message as OpenAI's API has it; its images stand before its text, as Ollama tells them."""
+    if not images:
+        return text
+    parts: list[dict[str, Any]] = [
+        {"type": "image_url", "image_url": {"url": f"data:;base64,{image}"}} for image in images
+    ]
+    return [*parts, {"type": "text", "text": text}]
 
 
 def _form(body: Mapping[str, Any]) -> dict[str, Any]:

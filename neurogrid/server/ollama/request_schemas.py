@@ -14,7 +14,9 @@ from neurogrid.inference.generation.sampling_params import (
     MAX_REPETITION_PENALTY,
     MIN_REPETITION_PENALTY,
 )
+from neurogrid.model.images.decoding import MAX_IMAGES
 from neurogrid.server.openai.embedding_schemas import EMBEDDING_REQUEST, MAX_INPUTS
+from neurogrid.server.openai.image_parts import MAX_URL_CHARS
 from neurogrid.server.openai.request_schemas import (
     MAX_MESSAGES,
     MAX_PROMPT_CHARS,
@@ -112,6 +114,13 @@ _OPTIONS: Schema = {
     },
 }
 
+_IMAGES: Schema = {
+    "type": ["array", "null"],
+    "maxItems": MAX_IMAGES,
+    "items": {"type": "string", "minLength": 1, "maxLength": MAX_URL_CHARS},
+    "description": "Files in base64, for a model that sees images: PNG, JPEG, WebP or GIF.",
+}
+
 _CALL: Schema = {
     "type": "object",
     "required": ["name"],
@@ -171,6 +180,7 @@ CHAT_REQUEST: Schema = {
                         },
                     },
                     "tool_name": {"type": ["string", "null"], "maxLength": 256},
+                    "images": _IMAGES,
                 },
             },
         },
@@ -188,6 +198,7 @@ GENERATE_REQUEST: Schema = {
             **_TEXT,
             "description": "A message before the prompt, for the model's chat template.",
         },
+        "images": _IMAGES,
         "raw": {**_FLAG, "description": "Continue the prompt as it is, without a template."},
     },
 }

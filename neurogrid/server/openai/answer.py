@@ -256,6 +256,7 @@ class Answer:
             adapter=self._request.adapter,
             grammar=self._request.grammar,
             reader=reader,
+            images=choice.images,
         )
         is_first = True
         async with aclosing(generating) as tokens:

@@ -19,7 +19,7 @@ from neurogrid.errors import NeuroGridError
 from neurogrid.inference.generation.coordinator import Coordinator
 from neurogrid.server.backend import Backend, Backends
 from neurogrid.server.errors import APIError
-from neurogrid.server.http.body import read_json
+from neurogrid.server.http.body import MAX_BODY_BYTES, read_json
 from neurogrid.server.openai.answer import (
     Answer,
     AnswerShape,
@@ -27,6 +27,7 @@ from neurogrid.server.openai.answer import (
     server_ended,
     while_connected,
 )
+from neurogrid.server.openai.image_parts import MAX_IMAGE_BODY_BYTES
 from neurogrid.server.openai.request_reader import CompletionRequest
 
 __all__ = ["JsonRoute", "Prepare", "ToGenerate"]
@@ -70,7 +71,9 @@ class JsonRoute:
             else:
                 backend.require_one()
             try:
-                body = await read_json(Request(scope, receive))
+                sees = coordinator.model.sight is not None
+                max_bytes = MAX_IMAGE_BODY_BYTES if sees else MAX_BODY_BYTES
+                body = await read_json(Request(scope, receive), max_bytes=max_bytes)
             except ClientDisconnect:
                 return
             backend = backend.choose(body.get("model") or body.get("name"), tag=self._tag)

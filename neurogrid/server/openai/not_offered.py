@@ -8,7 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Final
 
+from neurogrid.inference.generation.loaded_model import LoadedModel
 from neurogrid.server.errors import APIError
+from neurogrid.server.openai.image_parts import require_sight
 from neurogrid.server.openai.request_schemas import MAX_MESSAGES
 
 __all__ = ["NOT_IN_CHATS", "NOT_IN_TEXTS", "refuse_fields", "refuse_messages"]
@@ -97,18 +99,20 @@ def refuse_fields(
         raise _not_offered(f"{name} is not supported here", name)
 
 
-def refuse_messages(messages: object) -> None:
-    """Refuse messages that are not text, or of functions as they were before tools. They are not checked yet.
+def refuse_messages(messages: object, model: LoadedModel) -> None:
+    """Refuse messages that are neither text nor images that `model` takes, or of functions as they were before tools.
+
+    They are not checked yet.
 
     Raises:
         APIError: 400, with the field of the message.
     """
     for index, message in enumerate(messages[:MAX_MESSAGES] if isinstance(messages, list) else ()):
         if isinstance(message, dict):
-            _check_message(message, f"messages[{index}]")
+            _check_message(message, f"messages[{index}]", model)
 
 
-def _check_message(message: Mapping[str, object], where: str) -> None:
+def _check_message(message: Mapping[str, object], where: str, model: LoadedModel) -> None:
     if message.get("role") == "function":
         raise _not_offered(
             f"{where} is the answer of a function (role 'function'), and only those of tools are supported here",
@@ -124,11 +128,13 @@ def _check_message(message: Mapping[str, object], where: str) -> None:
     content = message.get("content")
     for index, part in enumerate(content[:MAX_MESSAGES] if isinstance(content, list) else ()):
         kind = part.get("type") if isinstance(part, dict) else None
-        if isinstance(kind, str) and kind != "text":
-            part_name = f"{where}.content[{index}]"
+        part_name = f"{where}.content[{index}]"
+        if kind == "image_url":
+            require_sight(model, part_name, f"{part_name}.type")
+        elif isinstance(kind, str) and kind != "text":
             what = _PARTS.get(kind, "no text")
             raise _not_offered(
-                f"{part_name} is {what} (type {kind[:40]!r}), and only text is supported here",
+                f"{part_name} is {what} (type {kind[:40]!r}), and only text and image_url are supported here",
                 f"{part_name}.type",
             )
 

@@ -57,7 +57,12 @@ _MODEL: Schema = {
 _DELETED = _object(
     id=_STRING,
     object={"type": "string", "enum": ["model"]},
-    deleted={"type": "boolean"},
+    created=_COUNT,
+    owned_by=_STRING,
+    max_model_len=_COUNT,
+    root=_STRING,
+    parent={"type": ["string", "null"]},
+    input_modalities={"type": "array", "items": {"type": "string", "enum": ["text", "image"]}},
 )
 
 

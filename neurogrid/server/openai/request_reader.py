@@ -23,7 +23,9 @@ from neurogrid.inference.generation.sampling_params import MAX_SEED, SamplingPar
 from neurogrid.model.files.chat_template import RENDER_SECONDS, TemplateBusyError
 from neurogrid.model.files.tokenizer import ChatEnding, Tokenizer
 from neurogrid.model.grammars import Grammar, GrammarBusyError
+from neurogrid.model.images.reader import ImageInputs
 from neurogrid.server.errors import APIError
+from neurogrid.server.openai.image_parts import read_images
 from neurogrid.server.openai.not_offered import (
     NOT_IN_CHATS,
     NOT_IN_TEXTS,
@@ -59,6 +61,8 @@ DEFAULT_COMPLETION_TOKENS = 16
 # Conversations that wait for a template, which takes RENDER_SECONDS at most: for that long, then for their turn.
 _TEMPLATES = trio.CapacityLimiter(64)
 TEMPLATE_RETRY_AFTER = 5.0
+# Conversations whose images are decoded at once: some 200 MB each, at worst.
+_IMAGES = trio.CapacityLimiter(2)
 # Schemas that wait to be compiled, one after the other; and for how long, where the first one of a large vocabulary
 # takes some seconds itself.
 _GRAMMARS = trio.CapacityLimiter(16)
@@ -86,6 +90,7 @@ class ChoiceRequest:
         max_tokens: new ones at most; the session has room for all of them. 0 for the prompt alone.
         echo: text before the answer.
         tells_prompt: whether the log probabilities of the prompt's tokens come with it.
+        images: those among the prompt's tokens; None for none.
     """
 
     prompt: Sequence[int]
@@ -93,6 +98,7 @@ class ChoiceRequest:
     sampling: SamplingParams
     echo: str = ""
     tells_prompt: bool = False
+    images: ImageInputs | None = None
 
 
 @dataclass(frozen=True)
@@ -153,11 +159,11 @@ async def read_chat(
         APIError: 400, 404 or 422, with the field.
     """
     refuse_fields(body, NOT_IN_CHATS)
-    refuse_messages(body.get("messages"))
+    refuse_messages(body.get("messages"), model)
     check(body, CHAT_REQUEST)
     adapter = read_model_name(model, adapters, body.get("model"))
     tools = read_tools(body, model.tokenizer)
-    text, prompt = await _conversation(body, model, tools.told)
+    text, prompt, images = await _conversation(body, model, tools.told)
     template = model.tokenizer.chat_template_text(tools=tools.told is not None)
     form = MessageForm(
         call_format=tools.call_format,
@@ -178,6 +184,9 @@ async def read_chat(
         raise _impossible("top_logprobs needs logprobs to be true", "top_logprobs")
     max_tokens = body.get("max_completion_tokens") or body.get("max_tokens")
     request = _request(body, model, [prompt], [""], "messages", max_tokens, num_logprobs)
+    if images is not None:
+        choices = tuple(replace(choice, images=images) for choice in request.choices)
+        request = replace(request, choices=choices)
     reads = form.call_format is not None or form.thinking is not None
     return replace(request, adapter=adapter, grammar=grammar, form=form if reads else None)
 
@@ -191,17 +200,18 @@ async def chat_prompt(body: Mapping[str, Any], model: LoadedModel) -> list[int]:
     Raises:
         APIError: 400 or 422, with the field; 503, others hold the template.
     """
-    _, prompt = await _conversation(body, model, None)
+    _, prompt, _ = await _conversation(body, model, None)
     return prompt
 
 
 async def _conversation(
     body: Mapping[str, Any], model: LoadedModel, tools: Sequence[Mapping[str, Any]] | None
-) -> tuple[str, list[int]]:
-    """A conversation as its template writes it, and the tokens of that; `tools` are told to the template."""
+) -> tuple[str, list[int], ImageInputs | None]:
+    """A conversation as its template writes it, its tokens, and its images; `tools` are told to the template."""
     variables = read_variables(body, model.tokenizer)
     if tools is not None:
         variables["tools"] = tools
+    files = read_images(body["messages"])
     messages = read_messages(body["messages"], model.tokenizer)
     rendered = partial(_rendered, model.tokenizer, messages, read_ending(body), variables)
     run_sync: Any = trio.to_thread.run_sync  # its stubs lack `abandon_on_cancel`
@@ -216,7 +226,16 @@ async def _conversation(
         raise APIError(400, str(exc), param="messages", code="chat_template") from exc
     if text is None:
         raise _busy("too many conversations wait for the model's chat template")
-    return text, prompt
+    if not files:
+        return text, prompt, None
+    assert model.sight is not None, "refuse_messages has refused them"
+    try:
+        prompt, images = await trio.to_thread.run_sync(
+            model.sight.reader.read, text, files, limiter=_IMAGES
+        )
+    except ConfigurationError as exc:
+        raise APIError(400, str(exc), param="messages", code="invalid_image") from exc
+    return text, prompt, images
 
 
 async def read_completion(

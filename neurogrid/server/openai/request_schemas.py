@@ -11,6 +11,7 @@ from neurogrid.inference.generation.sampling_params import (
     MAX_STOP_TOKENS,
     MIN_REPETITION_PENALTY,
 )
+from neurogrid.server.openai.image_parts import IMAGE_PART
 from neurogrid.server.openai.tools.tool_schemas import (
     FORMAT_FIELDS,
     TOOL_FIELDS,
@@ -133,13 +134,18 @@ _COMMON: dict[str, Schema] = {
 _TEXT_PART: Schema = {
     "type": "object",
     "required": ["type", "text"],
-    "properties": {"type": {"type": "string", "maxLength": 64}, "text": _TEXT},
+    "properties": {"type": {"type": "string", "enum": ["text"]}, "text": _TEXT},
 }
 
 _CONTENT: Schema = {
     "anyOf": [
         _TEXT,
-        {"type": "array", "items": _TEXT_PART, "minItems": 1, "maxItems": MAX_MESSAGES},
+        {
+            "type": "array",
+            "items": {"anyOf": [_TEXT_PART, IMAGE_PART]},
+            "minItems": 1,
+            "maxItems": MAX_MESSAGES,
+        },
     ]
 }
 _SOME: Schema = {"type": "array", "minItems": 1}

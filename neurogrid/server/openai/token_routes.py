@@ -42,7 +42,7 @@ async def _tokenize(body: Mapping[str, Any], coordinator: Coordinator) -> Respon
     is_chat = body.get("messages") is not None
     if is_chat:
         refuse_fields(body, _NOT_OFFERED)
-        refuse_messages(body.get("messages"))
+        refuse_messages(body.get("messages"), model)
     check(body, TOKENIZE_REQUEST)
     read_model_name(model, coordinator.adapters.names, body.get("model"))
     if is_chat == (body.get("prompt") is not None):

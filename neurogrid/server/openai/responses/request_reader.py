@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from neurogrid.inference.generation.loaded_model import LoadedModel
 from neurogrid.server.errors import APIError
+from neurogrid.server.openai.image_parts import require_sight
 from neurogrid.server.openai.request_reader import CompletionRequest, read_chat
 from neurogrid.server.openai.request_schemas import MAX_MESSAGES
 from neurogrid.server.openai.responses.schemas import RESPONSE_REQUEST
@@ -55,7 +56,7 @@ async def read_response(
     Raises:
         APIError: 400, 404 or 422, with the field.
     """
-    _refuse(body)
+    _refuse(body, model)
     check(body, RESPONSE_REQUEST)
     given = body["input"]
     items = [{"role": "user", "content": given}] if isinstance(given, str) else given
@@ -88,7 +89,7 @@ def _messages(items: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
             continue
         if kind == "function_call_output":
             told = {"role": "tool", "tool_call_id": item["call_id"]}
-            messages.append({**told, "content": _text(item["output"])})
+            messages.append({**told, "content": _content(item["output"])})
         elif kind == "function_call":
             if not messages or messages[-1]["role"] != "assistant":
                 messages.append({"role": "assistant", "content": ""})
@@ -96,7 +97,7 @@ def _messages(items: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
             call = {"id": item["call_id"], "type": "function", "function": function}
             messages[-1].setdefault("tool_calls", []).append(call)
         else:
-            messages.append({"role": item["role"], "content": _text(item["content"])})
+            messages.append({"role": item["role"], "content": _content(item["content"])})
         if thought and messages[-1]["role"] == "assistant":
             messages[-1]["reasoning_content"] = thought
         thought = ""
@@ -119,11 +120,20 @@ def _format(wanted: Mapping[str, Any]) -> dict[str, Any]:
     return {"type": "json_schema", "json_schema": {"name": "format", **given}}
 
 
-def _text(content: str | list[Mapping[str, str]]) -> str:
-    return content if isinstance(content, str) else "".join(part["text"] for part in content)
+def _content(content: str | list[Mapping[str, str]]) -> str | list[dict[str, Any]]:
+    if isinstance(content, str):
+        return content
+    if all("text" in part for part in content):
+        return "".join(part["text"] for part in content)
+    return [
+        {"type": "text", "text": part["text"]}
+        if part["type"] != "input_image"
+        else {"type": "image_url", "image_url": {"url": part["image_url"]}}
+        for part in content
+    ]
 
 
-def _refuse(body: Mapping[str, Any]) -> None:
+def _refuse(body: Mapping[str, Any], model: LoadedModel) -> None:
     """Refuse what would change the answer and is not there. `body` is not checked yet."""
     for name, (harmless, reason) in _NOT_OFFERED.items():
         value = body.get(name)
@@ -147,10 +157,10 @@ def _refuse(body: Mapping[str, Any]) -> None:
     items = body.get("input")
     for index, item in enumerate(items[:MAX_MESSAGES] if isinstance(items, list) else ()):
         if isinstance(item, dict):
-            _refuse_item(item, f"input[{index}]")
+            _refuse_item(item, f"input[{index}]", model)
 
 
-def _refuse_item(item: Mapping[str, Any], where: str) -> None:
+def _refuse_item(item: Mapping[str, Any], where: str, model: LoadedModel) -> None:
     kind = item.get("type")
     if isinstance(kind, str) and kind not in _ITEMS:
         raise _not_offered(
@@ -160,9 +170,22 @@ def _refuse_item(item: Mapping[str, Any], where: str) -> None:
     content = None if kind == "reasoning" else item.get("content")
     for index, part in enumerate(content[:MAX_MESSAGES] if isinstance(content, list) else ()):
         kind = part.get("type") if isinstance(part, dict) else None
-        if isinstance(kind, str) and kind not in ("input_text", "output_text", "text"):
+        if kind == "input_image":
+            part_name = f"{where}.content[{index}]"
+            require_sight(model, part_name, f"{part_name}.type")
+        if kind == "input_image" and part.get("file_id") is not None:
             raise _not_offered(
-                f"{where}.content[{index}] is of type {kind[:40]!r}, and only text is supported here",
+                f"{where}.content[{index}] is a file (file_id), and none are kept here: send image_url, a data: URL",
+                f"{where}.content[{index}].file_id",
+            )
+        if isinstance(kind, str) and kind not in (
+            "input_text",
+            "output_text",
+            "text",
+            "input_image",
+        ):
+            raise _not_offered(
+                f"{where}.content[{index}] is of type {kind[:40]!r}, and only text and images are supported here",
                 f"{where}.content[{index}].type",
             )
 

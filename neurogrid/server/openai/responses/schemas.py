@@ -5,6 +5,7 @@ Source: https://platform.openai.com/docs/api-reference/responses/create
 
 from __future__ import annotations
 
+from neurogrid.server.openai.image_parts import IMAGE_PART
 from neurogrid.server.openai.request_schemas import (
     CHAT_REQUEST,
     MAX_MESSAGES,
@@ -26,6 +27,15 @@ _PART: Schema = {
         "text": _TEXT,
     },
 }
+_IMAGE: Schema = {
+    "type": "object",
+    "required": ["type", "image_url"],
+    "properties": {
+        "type": {"type": "string", "enum": ["input_image"]},
+        "image_url": IMAGE_PART["properties"]["image_url"]["properties"]["url"],
+        "detail": IMAGE_PART["properties"]["image_url"]["properties"]["detail"],
+    },
+}
 _MESSAGE: Schema = {
     "type": "object",
     "required": ["role", "content"],
@@ -35,7 +45,12 @@ _MESSAGE: Schema = {
         "content": {
             "anyOf": [
                 _TEXT,
-                {"type": "array", "items": _PART, "minItems": 1, "maxItems": MAX_MESSAGES},
+                {
+                    "type": "array",
+                    "items": {"anyOf": [_PART, _IMAGE]},
+                    "minItems": 1,
+                    "maxItems": MAX_MESSAGES,
+                },
             ]
         },
     },

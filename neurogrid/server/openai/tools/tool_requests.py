@@ -124,7 +124,7 @@ def _message(message: Mapping[str, Any], where: str, tokenizer: Tokenizer) -> di
     if content is None:
         content = ""  # it calls tools
     if not isinstance(content, str):
-        content = "".join(part["text"] for part in content)
+        content = _parts(content)
     # Templates know `system`; `developer` is what OpenAI calls it since.
     role = "system" if message["role"] == "developer" else message["role"]
     told: dict[str, Any] = {"role": role, "content": content}
@@ -148,6 +148,16 @@ def _message(message: Mapping[str, Any], where: str, tokenizer: Tokenizer) -> di
     if role == "assistant" and reasoning:
         told["reasoning_content"] = reasoning
     return told
+
+
+def _parts(parts: Sequence[Mapping[str, Any]]) -> str | list[dict[str, str]]:
+    """The text of a message's parts; or they themselves, where images are among them."""
+    if not any(part["type"] == "image_url" for part in parts):
+        return "".join(part["text"] for part in parts)
+    return [
+        {"type": "image"} if part["type"] == "image_url" else {"type": "text", "text": part["text"]}
+        for part in parts
+    ]
 
 
 def _call(call: Mapping[str, Any], where: str) -> dict[str, Any]:
