@@ -50,15 +50,19 @@ def serve_page(
     keys: tuple[str, ...] = (),
     port: int = 0,
     models: tuple[str, ...] = ("a-model",),
+    takes_images: bool = False,
 ) -> Iterator[PageServer]:
     """Serve the page of a cluster and what `board` knows until the block is left.
 
     Args:
         models: that answers can be asked of.
+        takes_images: whether they do.
     """
 
     async def list_models(request: Request) -> JSONResponse:
-        return JSONResponse({"object": "list", "data": [{"id": name} for name in models]})
+        kinds = ["text", "image"] if takes_images else ["text"]
+        found = [{"id": name, "input_modalities": kinds} for name in models]
+        return JSONResponse({"object": "list", "data": found})
 
     routes = [*cluster_routes(board), Route("/v1/models", list_models)]
     app = make_app(routes, open_routes=page_routes(), access=Access(keys=keys))

@@ -10,6 +10,7 @@ import os
 import re
 import shutil
 import subprocess
+from base64 import b64encode
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -25,6 +26,7 @@ from neurogrid.planner import Plan, PlannedStage
 from tests.e2e.page_server import serve_page
 from tests.e2e.preloaded import COORDINATOR, Popen
 from tests.e2e.support import DEADLINE, WorkerProcess, start_worker
+from tests.image_models import png, some_image
 from tests.ports import free_port
 from tests.unit.test_status import FakeFleet, FakeMember, info
 
@@ -465,6 +467,59 @@ def test_calls_of_tools_are_shown_and_answered(browser: sync_api.Browser) -> Non
         assert second == {"role": "tool", "tool_call_id": "call_1", "content": "rain"}
         sync_api.expect(page.locator("#prompt")).to_have_attribute("placeholder", "Write a message")
         assert watched.faults == []
+
+
+def test_images_are_attached_where_the_model_takes_them(browser: sync_api.Browser) -> None:
+    """Chosen, pasted and dropped; shown, sent, and there again when the page is loaded anew."""
+    data = png(some_image(1))
+    file = {"name": "noise.png", "mimeType": "image/png", "buffer": data}
+    with ExitStack() as stack, serve_page(transferring(), takes_images=True) as server:
+        watched = open_page(stack, browser, server.url, color_scheme="light")
+        page = watched.page
+        asked = answer_with(page, "Noise", "More noise")
+        with page.expect_file_chooser() as chooser:
+            page.get_by_role("button", name="Add an image").click()
+        chooser.value.set_files([file, {**file, "name": "other.png"}])
+        sync_api.expect(page.locator("#attached img")).to_have_count(2)
+        page.get_by_role("button", name="Leave out: Image 2").click()
+        sync_api.expect(page.locator("#attached img")).to_have_count(1)
+        page.locator("#attach-file").set_input_files(
+            {**file, "mimeType": "text/plain", "name": "a.txt"}
+        )
+        sync_api.expect(page.locator("#attached-note")).to_contain_text("a.txt is no image")
+        ask(page, "What is this?")
+        sync_api.expect(answers(page)).to_have_text("Noise")
+        url = "data:image/png;base64," + b64encode(data).decode()
+        image = {"type": "image_url", "image_url": {"url": url}}
+        message = {"role": "user", "content": [image, {"type": "text", "text": "What is this?"}]}
+        assert asked[-1]["messages"] == [message]
+        sync_api.expect(page.locator(".message.user img")).to_have_attribute("src", url)
+        sync_api.expect(page.locator("#attached")).to_be_hidden()
+        watched.shoot("images")
+        page.reload()
+        sync_api.expect(page.locator(".message.user img")).to_have_attribute("src", url)
+        # As a browser does when somebody pastes, or lets go of a file above the page; and sent without a word.
+        for kind, where in (("paste", "#prompt"), ("drop", "#chat")):
+            page.evaluate(
+                """([kind, where, bytes]) => {
+                    const data = new DataTransfer();
+                    data.items.add(new File([new Uint8Array(bytes)], "a.png", { type: "image/png" }));
+                    const carried = kind === "paste" ? { clipboardData: data } : { dataTransfer: data };
+                    const Kind = kind === "paste" ? ClipboardEvent : DragEvent;
+                    document.querySelector(where).dispatchEvent(
+                        new Kind(kind, { ...carried, bubbles: true, cancelable: true }));
+                }""",
+                [kind, where, list(data)],
+            )
+        sync_api.expect(page.locator("#attached img")).to_have_count(2)
+        page.locator("#send").click()
+        sync_api.expect(answers(page).last).to_have_text("More noise")
+        assert asked[-1]["messages"][-1] == {"role": "user", "content": [image, image]}
+        assert watched.faults == []
+    with ExitStack() as stack, serve_page(transferring()) as server:
+        watched = open_page(stack, browser, server.url)
+        sync_api.expect(watched.page.locator("#suggestions li").first).to_be_visible()
+        sync_api.expect(watched.page.locator("#attach")).to_be_hidden()
 
 
 def test_an_adapter_is_chosen_where_there_are_some(browser: sync_api.Browser) -> None:

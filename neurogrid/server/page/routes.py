@@ -30,7 +30,8 @@ _HEADERS: Final = {
             "default-src 'none'",
             "script-src 'self'",
             "style-src 'self'",
-            "img-src 'self'",
+            # What is attached to a message is shown.
+            "img-src 'self' data:",
             "connect-src 'self'",
             "base-uri 'none'",
             "form-action 'none'",

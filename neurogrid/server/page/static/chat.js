@@ -4,6 +4,7 @@
 
 import { Answer } from "./answer.js";
 import { ask, eventsOf } from "./api.js";
+import { Attachments } from "./attachments.js";
 import { byId, html, setText } from "./dom.js";
 import { reasonToWait } from "./pause.js";
 import { thisTab } from "./storage.js";
@@ -21,9 +22,9 @@ export class Chat {
   /**
    * `settings()` gives { temperature, maxTokens, system, tools }; `model()` the name of the model; `status()` what is
    * known of the cluster, null without a connection; `onKey()`, awaited, has the key asked for; `history` keeps
-   * conversations beyond this tab.
+   * conversations beyond this tab; `takesImages()` tells whether the model does.
    */
-  constructor({ settings, model, status, onKey, history }) {
+  constructor({ settings, model, status, onKey, history, takesImages }) {
     this.settings = settings;
     this.model = model;
     this.status = status;
@@ -41,6 +42,7 @@ export class Chat {
     this.prompt = byId("prompt");
     this.send = byId("send");
     this.spoken = byId("spoken");
+    this.attachments = new Attachments(takesImages);
     this.form.addEventListener("submit", (event) => {
       event.preventDefault();
       if (this.running) this.stop();
@@ -109,11 +111,15 @@ export class Chat {
   }
 
   /** A turn of somebody's own, or what a tool gave. */
-  showUser({ role, name, content }) {
+  showUser({ role, name, content, images }) {
     const isTool = role === "tool";
     const item = html("li", { class: `message ${isTool ? "tool" : "user"}` });
     if (isTool) item.append(html("p", { class: "call-name" }, `${name} gave`));
-    item.append(html("p", { class: "text" }, content));
+    if (images?.length) {
+      const pictures = images.map((url, index) => html("img", { src: url, alt: `Image ${index + 1}` }));
+      item.append(html("p", { class: "pictures" }, ...pictures));
+    }
+    if (content) item.append(html("p", { class: "text" }, content));
     this.list.append(item);
   }
 
@@ -129,6 +135,7 @@ export class Chat {
       this.history.keep({ id: this.id, turns, asText: this.asText });
     }
     this.stop();
+    this.attachments.take();
     this.id = newId();
     this.turns = [];
     this.writing = null;
@@ -162,12 +169,14 @@ export class Chat {
 
   submit() {
     const text = this.prompt.value.trim();
-    if (!text) return;
+    const [call] = openCalls(this.turns);
+    if (!text && (call || !this.attachments.urls.length)) return;
     this.prompt.value = "";
     this.fit();
     this.welcome.hidden = true;
-    const [call] = openCalls(this.turns);
     const turn = call ? { role: "tool", id: call.id, name: call.name, content: text } : { role: "user", content: text };
+    const images = call ? [] : this.attachments.take();
+    if (images.length) turn.images = images;
     this.turns.push(turn);
     this.showUser(turn);
     this.keep();

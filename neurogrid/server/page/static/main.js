@@ -244,7 +244,10 @@ function onLost(error) {
   setText(byId("phase-text"), "Not connected");
 }
 
-const models = new Models(() => status?.model ?? "");
+const models = new Models(
+  () => status?.model ?? "",
+  () => chat.attachments.draw(),
+);
 
 const chat = new Chat({
   settings: () => ({
@@ -257,6 +260,7 @@ const chat = new Chat({
   status: () => (isConnected ? status : null),
   onKey: askForKey,
   history,
+  takesImages: () => models.takesImages,
 });
 new HistoryDialog(history, { open: (one) => chat.open(one), current: () => chat });
 

@@ -5,20 +5,17 @@ import { ask } from "./api.js";
 import { byId, html } from "./dom.js";
 import { always } from "./storage.js";
 
-// Where there are several models, they give way and come back while the page is open.
-const LOOK_AGAIN = 5000;
-
-export class Models extends EventTarget {
-  /** `served()` is the name of the model that is served. Sends "change" when another cluster is to be shown. */
-  constructor(served) {
-    super();
+export class Models {
+  /** `served()` is the name of the model that is served; `onChange()` is told when there are others. */
+  constructor(served, onChange) {
     this.served = served;
+    this.onChange = onChange;
+    this.seeing = new Set(); // those that take images
     this.select = byId("model-choice");
-    this.all = [];
-    this.shown = "";
+    this.names = [];
     this.select.addEventListener("change", () => {
       always.set("model", this.select.value);
-      this.follow();
+      this.onChange();
     });
     addEventListener("focus", () => this.look());
     setInterval(() => this.severalModels && this.look(), LOOK_AGAIN);
@@ -29,38 +26,30 @@ export class Models extends EventTarget {
     return this.all.some((one) => one.id === this.select.value) ? this.select.value : this.served();
   }
 
-  get severalModels() {
-    return this.all.filter((one) => !one.parent).length > 1;
+  /** Whether that one takes images. */
+  get takesImages() {
+    return this.seeing.has(this.name);
   }
 
-  /** The model of the cluster to show: empty for the one that there is. */
-  get cluster() {
-    const chosen = this.all.find((one) => one.id === this.name);
-    return this.severalModels && chosen ? (chosen.parent ?? chosen.id) : "";
-  }
-
-  follow() {
-    if (this.cluster === this.shown) return;
-    this.shown = this.cluster;
-    this.dispatchEvent(new Event("change"));
-  }
-
-  /** Ask what there is now: models and adapters come and go while the server runs. */
+  /** Ask what there is now: adapters come and go while the server runs. */
   async look() {
     if (!this.served()) return;
     let all;
     try {
-      all = (await (await ask("/v1/models")).json()).data;
+      const { data } = await (await ask("/v1/models")).json();
+      names = data.map((one) => one.id);
+      this.seeing = new Set(data.filter((one) => one.input_modalities?.includes("image")).map((one) => one.id));
     } catch {
       return; // what was there before stays; the page says elsewhere what is wrong with the connection
     }
-    if (JSON.stringify(all) === JSON.stringify(this.all)) return;
-    const chosen = this.all.length ? this.select.value : always.get("model");
-    this.all = all;
-    const text = ({ id, state }) => (!state || state === "ready" ? id : `${id} (${state})`);
-    const options = all.map((one) => html("option", { value: one.id, selected: one.id === chosen }, text(one)));
-    this.select.replaceChildren(...options);
-    this.select.hidden = all.length < 2;
-    this.follow();
+    if (names.join("\n") !== this.names.join("\n")) this.draw(names);
+    this.onChange();
+  }
+
+  draw(names) {
+    const chosen = this.names.length ? this.select.value : always.get("model");
+    this.names = names;
+    this.select.replaceChildren(...names.map((name) => html("option", { value: name, selected: name === chosen }, name)));
+    this.select.hidden = names.length < 2;
   }
 }

@@ -1,6 +1,6 @@
 // The turns of a conversation: what they are, as the API takes them, and as a text that people keep.
 //
-//   { role: "user", content }
+//   { role: "user", content, images?: [data: URLs] }
 //   { role: "assistant", content, note, thoughts?, calls?: [{ id, name, arguments }] }
 //   { role: "tool", id, name, content }   what a call gave
 //
@@ -16,6 +16,8 @@ export function areTurns(turns) {
 
 function isTurn(turn) {
   if (!ROLES.includes(turn?.role) || typeof turn.content !== "string") return false;
+  const images = turn.images ?? [];
+  if (!Array.isArray(images) || !images.every((url) => typeof url === "string" && url.startsWith("data:image/"))) return false;
   const calls = turn.calls ?? [];
   return Array.isArray(calls) && calls.every((call) => ["id", "name", "arguments"].every((key) => typeof call?.[key] === "string"));
 }
@@ -34,8 +36,12 @@ export function openCalls(turns) {
 
 /** As `messages` of the API. What a model thought is not told to it again: templates leave it out. */
 export function messagesOf(turns) {
-  return turns.map(({ role, content, calls, id }) => {
+  return turns.map(({ role, content, calls, id, images }) => {
     if (role === "tool") return { role, tool_call_id: id, content };
+    if (images?.length) {
+      const parts = images.map((url) => ({ type: "image_url", image_url: { url } }));
+      return { role, content: content ? [...parts, { type: "text", text: content }] : parts };
+    }
     if (!calls?.length) return { role, content };
     const told = calls.map((call) => ({ id: call.id, type: "function", function: { name: call.name, arguments: call.arguments } }));
     return { role, content: content || null, tool_calls: told };
@@ -44,14 +50,18 @@ export function messagesOf(turns) {
 
 /** The first words that were written. */
 export function titleOf(turns) {
-  const text = turns.find((turn) => turn.role === "user")?.content.replace(/\s+/g, " ").trim() || "Nothing";
+  const first = turns.find((turn) => turn.role === "user");
+  const text = first?.content.replace(/\s+/g, " ").trim() || (first?.images?.length ? "An image" : "Nothing");
   return text.length > MAX_TITLE ? `${text.slice(0, MAX_TITLE - 1)}…` : text;
 }
 
 /** The conversation as Markdown. */
 export function markdownOf(turns) {
   const parts = turns.map((turn) => {
-    if (turn.role === "user") return `## You\n\n${turn.content}`;
+    if (turn.role === "user") {
+      const images = (turn.images ?? []).map((url, index) => `![Image ${index + 1}](${url})\n\n`);
+      return `## You\n\n${images.join("")}${turn.content}`;
+    }
     if (turn.role === "tool") return `## ${turn.name} gave\n\n${fenced(turn.content)}`;
     const calls = (turn.calls ?? []).map((call) => `\n\nCalls ${call.name}:\n\n${fenced(call.arguments, "json")}`);
     return `## Answer\n\n${turn.content}${calls.join("")}`;
