@@ -11,7 +11,6 @@ import logging
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 
-import torch
 import trio
 
 from neurogrid.assembly.coordinator_settings import CoordinatorSettings
@@ -151,6 +150,6 @@ async def _open_speculation(
         "prompt lookup" if drafts is None else f"prompt lookup, and {drafts.model.name} as a draft"
     )
     # In float32 rows differ by rounding, which is as much as any batch is allowed to do.
-    is_rounded = model.dtype is not torch.float32 or settings.wire_dtype not in (None, "float32")
+    is_rounded = model.is_rounded or settings.wire_dtype not in (None, "float32")
     needs_same_bits = settings.speculate == "auto" and is_rounded
     return Speculation(needs_same_bits=needs_same_bits, drafts=drafts)

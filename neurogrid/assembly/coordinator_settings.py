@@ -55,6 +55,7 @@ class CoordinatorSettings:
         peer_memory_bytes: assumed for workers that do not tell.
         dtype: to compute in; None for the checkpoint's own.
         quantize: `int8` or `int4`: what the layers' matrices travel, and are held, as; None for as they are.
+        kv_cache_dtype: `int8`: what the keys and values of sessions are kept as on the workers; None for `dtype`.
         adapters: directories of adapters (LoRA, in PEFT's files) that are served beside the model, by name.
         routing: `chain`: workers hand activations on to each other where they can; `star`: all through here.
         wire_dtype: `float32`, `float16`, `bfloat16` or `int8`: in what activations travel; None for `dtype`.
@@ -96,6 +97,7 @@ class CoordinatorSettings:
     peer_memory_bytes: int = 8 * GIB
     dtype: str | None = None
     quantize: str | None = None
+    kv_cache_dtype: str | None = None
     adapters: Mapping[str, Path] = field(default_factory=dict)
     routing: RoutingMode = "chain"
     wire_dtype: str | None = None

@@ -20,7 +20,7 @@ from neurogrid.assembly.coordinator_settings import CoordinatorSettings
 from neurogrid.assembly.local_stage import MEMORY_FRACTION, enlist_with_local
 from neurogrid.assembly.memory_sharing import MemoryShare
 from neurogrid.assembly.plan_request import PlanRequest
-from neurogrid.errors import TransportError
+from neurogrid.errors import ConfigurationError, TransportError
 from neurogrid.exception_groups import unwrap_errors
 from neurogrid.fleet.gathering import open_gathering
 from neurogrid.fleet.local_trust import (
@@ -336,6 +336,7 @@ async def load_model(settings: CoordinatorSettings) -> LoadedModel:
             max_seq_len=settings.max_seq_len,
             dtype=settings.dtype,
             quantize=settings.quantize,
+            has_coded_caches=settings.kv_cache_dtype is not None,
         ),
         abandon_on_cancel=True,
     )
@@ -346,6 +347,11 @@ def _check(settings: CoordinatorSettings) -> PlanRequest:
     """Return what is asked for; refuse what cannot come true however long one waits."""
     for address in settings.bootstrap:
         parse_peer_address(address)
+    if settings.kv_cache_dtype not in (None, "int8"):
+        raise ConfigurationError(
+            f"keys and values cannot be kept as {settings.kv_cache_dtype!r}: say int8, or nothing for what is "
+            "computed in"
+        )
     request = PlanRequest(
         num_named=len({parse_peer_address(address)[1] for address in settings.peers}),
         local_workers=settings.local_workers,

@@ -76,6 +76,7 @@ def make_verification(
             model.dtype,
             is_quantized=model.quantization is not None,
             is_mixture=is_mixture,
+            has_coded_caches=model.has_coded_caches,
         ),
         suspicion=Suspicion(share),
         progress=progress,

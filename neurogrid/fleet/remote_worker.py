@@ -20,10 +20,17 @@ from neurogrid.fleet.spread import Spread
 from neurogrid.fleet.worker_info import WorkerInfo
 from neurogrid.model.files.blob import LayerBlob
 from neurogrid.p2p.exchange.exchange import Exchange
-from neurogrid.p2p.wire import GPUInfo, LayerIds, MessageType, ModelConfig, TensorMessage
+from neurogrid.p2p.wire import (
+    ErrorCode,
+    GPUInfo,
+    LayerIds,
+    MessageType,
+    ModelConfig,
+    TensorMessage,
+)
 from neurogrid.planner import PlannedStage
 
-__all__ = ["Placement", "RemoteWorker", "Timeouts", "TransferReports"]
+__all__ = ["Placement", "RemoteWorker", "Timeouts", "TransferReports", "without_coded_caches"]
 
 
 @dataclass(frozen=True)
@@ -55,6 +62,7 @@ class Placement:
         max_length: tokens that a session may have.
         max_sessions: sessions open at once.
         dtype: what the stage computes in.
+        has_coded_caches: whether keys and values are kept as codes.
         making: held while a layer is brought whose bytes are made for it.
         skip_weight_transfer: refuse to send: the worker must hold the layers already.
         spread: which other workers have which layer, and get which.
@@ -65,6 +73,7 @@ class Placement:
     max_length: int
     max_sessions: int
     dtype: torch.dtype
+    has_coded_caches: bool
     making: trio.CapacityLimiter
     skip_weight_transfer: bool
     spread: Spread
@@ -85,6 +94,15 @@ class TransferReports:
     sent: Callable[[int], None]
     held: Callable[[int], None]
     passed_on: Callable[[int], None]
+
+
+def without_coded_caches(peer_id: str) -> PeerRefusedError:
+    """The error of a worker that would keep other caches than were asked for, of which it has not the room."""
+    text = (
+        f"worker {peer_id} does not know of --kv-cache-dtype: it is of an older version, and needs to be updated, or "
+        "the coordinator is to be started without"
+    )
+    return PeerRefusedError(text, code=ErrorCode.NOT_SUPPORTED, text=text)
 
 
 class RemoteWorker(ABC):

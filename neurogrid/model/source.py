@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -25,6 +25,7 @@ class ModelSource:
         dtype: what it is computed in.
         max_seq_len: tokens of the longest session.
         quantization: what of the layers is codes; None for nothing.
+        has_coded_caches: whether the keys and values of sessions are codes, too.
     """
 
     name: str
@@ -33,6 +34,7 @@ class ModelSource:
     dtype: torch.dtype
     max_seq_len: int
     quantization: Quantization | None
+    has_coded_caches: bool = field(default=False, kw_only=True)
 
     @property
     def fingerprint(self) -> bytes:

@@ -108,7 +108,7 @@ class HeldModel:
         fingerprint: of the checkpoint's config, and of what is quantised.
         dtype: what the stage computes in.
         quantization: what of the layers is codes; None for nothing.
-        costs: bytes of each layer, whether held or not.
+        costs: bytes of each layer, whether held or not, with the caches of `use_caches`.
         traits: what the proof found out that sessions must know.
         stage: the modules of the layers.
     """
@@ -126,7 +126,7 @@ class HeldModel:
         self.name = config.model_name
         self.device = device
         self.dtype = proof.dtype
-        self.costs = proof.costs
+        self._plain_costs = self.costs = proof.costs
         self.held: dict[int, HeldLayer] = {}
         self.quantization = Quantization.from_record(config.quantization)
         self.fingerprint = model_fingerprint(raw, self.quantization)
@@ -154,6 +154,11 @@ class HeldModel:
     def hidden_size(self) -> int:
         """D."""
         return self.stage.hidden_size
+
+    def use_caches(self, *, coded: bool, max_length: int | None = None) -> None:
+        """Have the caches of sessions to come, of so many tokens at most, as they are, or as codes."""
+        self.costs = tuple(cost.coded for cost in self._plain_costs) if coded else self._plain_costs
+        self.stage.codes_caches, self.stage.max_decoded = coded, max_length
 
     def has_same_bits(self, start: int, stop: int) -> bool:
         """Whether a token gets the same bits in layers [start, stop), all held, whatever it is computed with."""
@@ -211,20 +216,33 @@ class HeldModel:
         """Bytes of one session's cache over layers [start, stop) at `num_tokens` tokens."""
         return sum(cost.cache_bytes(num_tokens) for cost in self.costs[start:stop])
 
-    def needed_bytes(self, start: int, stop: int, *, num_tokens: int, num_sessions: int) -> int:
-        """Bytes of layers [start, stop), and of the caches of so many sessions over them."""
-        weights = sum(cost.weight_bytes for cost in self.costs[start:stop])
-        return weights + num_sessions * self.cache_bytes(start, stop, num_tokens)
+    def needed_bytes(
+        self, start: int, stop: int, *, num_tokens: int, num_sessions: int, coded: bool = False
+    ) -> int:
+        """Bytes of layers [start, stop), and of the caches of so many sessions over them, coded or as they are."""
+        costs = [cost.coded if coded else cost for cost in self._plain_costs[start:stop]]
+        return sum(
+            cost.weight_bytes + num_sessions * cost.cache_bytes(num_tokens) for cost in costs
+        )
 
     def require_room(
-        self, start: int, stop: int, *, num_tokens: int, num_sessions: int, limit_bytes: int
+        self,
+        start: int,
+        stop: int,
+        *,
+        num_tokens: int,
+        num_sessions: int,
+        limit_bytes: int,
+        coded: bool = False,
     ) -> None:
-        """Check that the layers and their sessions' caches fit in `limit_bytes`.
+        """Check that the layers and their sessions' caches, coded or as they are, fit in `limit_bytes`.
 
         Raises:
             CapacityError: they do not; says what is needed and there.
         """
-        needed = self.needed_bytes(start, stop, num_tokens=num_tokens, num_sessions=num_sessions)
+        needed = self.needed_bytes(
+            start, stop, num_tokens=num_tokens, num_sessions=num_sessions, coded=coded
+        )
         if needed > limit_bytes:
             raise CapacityError(
                 f"{needed:,} B are needed for {name_range(range(start, stop))} with {num_sessions} "

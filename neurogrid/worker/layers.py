@@ -142,11 +142,17 @@ class LayerService:
         )
         return True
 
-    async def exchange(self, tenant: Tenant, model: HeldModel) -> None:
-        """Put `model` in the place of what a tenant had, unless that is the same model."""
-        async with self._state.own_lock:
-            self._state.use_model(tenant, model)
-        self._transfers.forget(tenant.owner)
+    async def exchange(self, model: HeldModel, peer_id: str) -> None:
+        """Put `model` in the place of what is held, unless that is the same model."""
+        state = self._state
+        held = state.model
+        if held is None or (held.fingerprint, held.dtype) != (model.fingerprint, model.dtype):
+            state.model = model
+        else:
+            held.use_caches(coded=False)
+        state.assignment = None
+        state.on_layers_changed()
+        self._transfers.forget(peer_id)
 
     async def _on_assign(self, message: TensorMessage) -> None:
         state = self._state
@@ -159,7 +165,8 @@ class LayerService:
             has_grown = before is not None and _contains(assign, before)
             await self._promise(tenant, model, assign, has_grown=has_grown)
             if not has_grown:
-                state.on_layers_changed(tenant.owner)
+                state.on_layers_changed()
+            model.use_caches(coded=bool(assign.cache), max_length=assign.max_length)
             await state.run_torch(model.keep_only, assign.start_layer, assign.stop_layer)
             tenant.assignment = Assignment(
                 start=assign.start_layer,
@@ -167,6 +174,7 @@ class LayerService:
                 max_length=assign.max_length,
                 max_sessions=assign.max_sessions,
                 request_id=message.request_id,
+                has_coded_caches=bool(assign.cache),
                 confirmed=set(before.confirmed) if before is not None and has_grown else set(),
             )
             tenant.has_given_way = False
@@ -176,7 +184,7 @@ class LayerService:
         if state.checkpoint:
             on_disk |= state.checkpoint.present_layers
         held = (set(model.held) | on_disk) & set(range(assign.start_layer, assign.stop_layer))
-        ack = AssignAck(held=tuple(sorted(held)))
+        ack = AssignAck(held=tuple(sorted(held)), has_cache=bool(assign.cache))
         await state.answer(message, MessageType.ASSIGN_ACK, ack.encode())
 
     async def _promise(
@@ -228,6 +236,17 @@ class LayerService:
                 f"{settings.max_sessions}",
                 code=ErrorCode.SESSION_LIMIT,
             )
+        try:
+            model.require_room(
+                assign.start_layer,
+                assign.stop_layer,
+                num_tokens=assign.max_length,
+                num_sessions=assign.max_sessions,
+                limit_bytes=self._state.memory().free_bytes,
+                coded=bool(assign.cache),
+            )
+        except CapacityError as exc:
+            raise RequestRefusedError(str(exc), code=ErrorCode.OUT_OF_MEMORY) from exc
 
     async def _on_layer_request(self, message: TensorMessage) -> None:
         state, sender = self._state, sender_of(message)
@@ -275,4 +294,5 @@ def _contains(assign: Assign, before: Assignment) -> bool:
         assign.start_layer <= before.start
         and before.stop <= assign.stop_layer
         and (assign.max_length, assign.max_sessions) == (before.max_length, before.max_sessions)
+        and bool(assign.cache) is before.has_coded_caches
     )

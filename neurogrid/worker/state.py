@@ -60,6 +60,32 @@ class WeightSource(StrEnum):
     """The worker's own model."""
 
 
+@dataclass
+class Assignment:
+    """Layers [start, stop) that the coordinator wants here, and those confirmed by their hash.
+
+    Its sessions have coded caches or not, all of them. Ready is announced once: two layers may be confirmed before
+    either of their tasks goes on.
+    """
+
+    start: int
+    stop: int
+    max_length: int
+    max_sessions: int
+    request_id: int
+    has_coded_caches: bool = False
+    confirmed: set[int] = field(default_factory=set)
+    is_announced: bool = False
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether every layer is here with the announced content."""
+        return len(self.confirmed) == self.stop - self.start
+
+    def __contains__(self, layer_id: int) -> bool:
+        return self.start <= layer_id < self.stop
+
+
 class WorkerState:
     """The mutable state of one worker.
 

@@ -580,6 +580,7 @@ def _settings(options: argparse.Namespace, where: Listening, trust: Trust) -> Co
         peer_memory_bytes=int(options.peer_vram_gb * GIB),
         dtype=options.dtype,
         quantize=options.quantize,
+        kv_cache_dtype=None if options.kv_cache_dtype == "auto" else options.kv_cache_dtype,
         adapters=adapters_of(options),
         routing=options.routing,
         wire_dtype=options.wire_dtype,

@@ -13,7 +13,12 @@ from collections.abc import Callable
 import trio
 
 from neurogrid.errors import ModelError, TransportError
-from neurogrid.fleet.remote_worker import Placement, RemoteWorker, TransferReports
+from neurogrid.fleet.remote_worker import (
+    Placement,
+    RemoteWorker,
+    TransferReports,
+    without_coded_caches,
+)
 from neurogrid.model.files.blob import CHUNK_BYTES, LayerBlob
 from neurogrid.p2p.wire import (
     PROTOCOL_V10,
@@ -45,6 +50,8 @@ class DeliveryV10(RemoteWorker):
         await self.protocol.send(self.peer_id, message)
 
     async def place(self, placement: Placement, reports: TransferReports) -> None:
+        if placement.has_coded_caches:
+            raise without_coded_caches(self.peer_id)
         stage = placement.stage
         layers = tuple(range(stage.start, stage.stop))
         if placement.skip_weight_transfer:

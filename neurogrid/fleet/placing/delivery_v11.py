@@ -12,7 +12,12 @@ import trio
 
 from neurogrid.errors import ModelError, RemoteProtocolError
 from neurogrid.exception_groups import unwrap_errors
-from neurogrid.fleet.remote_worker import Placement, RemoteWorker, TransferReports
+from neurogrid.fleet.remote_worker import (
+    Placement,
+    RemoteWorker,
+    TransferReports,
+    without_coded_caches,
+)
 from neurogrid.fleet.spread import Choice
 from neurogrid.model.files.tensors import dtype_name
 from neurogrid.p2p.exchange.exchange import new_request_id
@@ -72,6 +77,7 @@ class DeliveryV11(RemoteWorker):
                 max_length=placement.max_length,
                 max_sessions=placement.max_sessions,
                 dtype=dtype_name(placement.dtype),
+                cache="I8" if placement.has_coded_caches else "",
             ).encode(),
         )
         with self.protocol.expect(
@@ -80,7 +86,10 @@ class DeliveryV11(RemoteWorker):
             reply = await self.protocol.request(
                 self.peer_id, assign, MessageType.ASSIGN_ACK, timeout=self.timeouts.describe
             )
-            held = layers.intersection(AssignAck.decode(reply.data).held)
+            ack = AssignAck.decode(reply.data)
+            if placement.has_coded_caches and not ack.has_cache:
+                raise without_coded_caches(self.peer_id)
+            held = layers.intersection(ack.held)
             # Where nothing is sent, any worker that has a layer is asked for it, and none waits.
             spread.said_held(self.peer_id, layers if placement.skip_weight_transfer else held)
             try:

@@ -109,6 +109,7 @@ class Placer:
             max_length=self._model.max_seq_len,
             max_sessions=self.max_sessions,
             dtype=self._model.dtype,
+            has_coded_caches=self._model.has_coded_caches,
             making=self._making,
             skip_weight_transfer=self._skip_weight_transfer,
             spread=self._spread,

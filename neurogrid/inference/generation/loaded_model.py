@@ -15,9 +15,8 @@ from pathlib import Path
 
 import torch
 
-from neurogrid.errors import ConfigurationError, ModelError, UnsupportedModelError
-from neurogrid.inference.generation.sight import Sight
-from neurogrid.inference.pipeline.prefill import max_piece
+from neurogrid.errors import ConfigurationError, UnsupportedModelError
+from neurogrid.inference.pipeline.prefill import MAX_CHUNK, max_piece
 from neurogrid.model.confined import ConfinementError
 from neurogrid.model.files.checkpoint import Checkpoint
 from neurogrid.model.files.config import build_config, eos_token_ids
@@ -26,6 +25,7 @@ from neurogrid.model.files.tokenizer import Tokenizer
 from neurogrid.model.grammars import GrammarCompiler
 from neurogrid.model.images.reader import ImageReader
 from neurogrid.model.proof.miniature import SplitTraits
+from neurogrid.model.proof.miniature_caches import check_coded_caches
 from neurogrid.model.proof.miniature_experts import check_experts
 from neurogrid.model.proof.proof import OWN_SECONDS, Proof, Proving
 from neurogrid.model.source import ModelSource
@@ -60,7 +60,7 @@ class LoadedModel(ModelSource):
         max_seq_len: tokens of a session; what was asked for, or the model's own bound if less, or what one message
             holds where a prompt cannot be cut.
         ends: embedding and head, loaded.
-        costs: bytes of each layer.
+        costs: bytes of each layer, with caches as `has_coded_caches` says.
         traits: what the proof found out that generation must know.
         eos_token_ids: tokens that end a generation.
         sight: what takes images; None where the model takes none here.
@@ -83,6 +83,7 @@ class LoadedModel(ModelSource):
         max_seq_len: int,
         dtype: str | None,
         quantize: str | None = None,
+        has_coded_caches: bool = False,
     ) -> LoadedModel:
         """Read config and ends, and prove that the model may be split. Blocks: run it in a thread.
 
@@ -92,10 +93,11 @@ class LoadedModel(ModelSource):
             max_seq_len: tokens of the longest session wanted.
             dtype: to compute in; None for the checkpoint's own.
             quantize: the method that layers travel and are held by, a key of `METHODS`; None for as they are.
+            has_coded_caches: keep keys and values as codes.
 
         Raises:
             ConfigurationError: there is no such directory.
-            ModelError: a file is missing or broken, or the architecture cannot be split.
+            ModelError: a file is missing or broken, or the architecture cannot be split, or not have coded caches.
         """
         checkpoint = Checkpoint.open(path)
         try:
@@ -114,7 +116,9 @@ class LoadedModel(ModelSource):
         if quantization is not None:
             check_experts(config, quantization)
             costs = layer_cost(config, compute_dtype, quantization)
-        sight, why_no_sight = _open_sight(checkpoint, proof, ends)
+        if has_coded_caches:
+            check_coded_caches(config, rows=traits.row_bounds is not None, fuses=traits.fuses)
+            costs = tuple(cost.coded for cost in costs)
         give_back_memory()
         bound = getattr(config, "max_position_embeddings", None) or max_seq_len
         max_seq_len = min(max_seq_len, bound)
@@ -134,6 +138,7 @@ class LoadedModel(ModelSource):
             dtype=compute_dtype,
             costs=costs,
             quantization=quantization,
+            has_coded_caches=has_coded_caches,
             traits=traits,
             max_seq_len=max_seq_len,
             eos_token_ids=eos_token_ids(checkpoint.config, checkpoint.generation_config),
@@ -155,6 +160,8 @@ class LoadedModel(ModelSource):
         if quantization is not None:
             check_experts(self.config, quantization)
         costs = layer_cost(self.config, self.dtype, quantization)
+        if self.has_coded_caches:
+            costs = tuple(cost.coded for cost in costs)
         return replace(self, quantization=quantization, costs=costs)
 
     @cached_property
@@ -197,7 +204,12 @@ class LoadedModel(ModelSource):
     def replays(self) -> bool:
         """Whether sums depend on the shapes of the calls so much that lost caches need the same calls again, on workers
         that do not say otherwise (`Selection.has_same_bits`)."""
-        return self.dtype is not torch.float32
+        return self.is_rounded
+
+    @property
+    def is_rounded(self) -> bool:
+        """Whether what a token leaves is rounded so much that another order of summation can change its neighbours."""
+        return self.dtype is not torch.float32 or self.has_coded_caches
 
     @property
     def why_no_speculation(self) -> str | None:
@@ -233,14 +245,24 @@ class LoadedModel(ModelSource):
                     self.costs, beside_bytes or [0] * len(self.costs), strict=True
                 )
             ),
-            # A session that is alone has its prompt computed in one go.
-            workspace_bytes=max(
-                workspace_bytes(self.config, self.dtype, self.max_seq_len) - UNCOUNTED_BYTES, 0
-            ),
+            workspace_bytes=max(self._workspace_bytes() - UNCOUNTED_BYTES, 0),
             activation_bytes=self.ends.hidden_size * self.dtype.itemsize,
             ends_seconds=ends_seconds + TOKEN_SECONDS if ends_seconds else 0.0,
             stage_seconds=STAGE_SECONDS,
         )
+
+    def _workspace_bytes(self) -> int:
+        """What a stage needs for a moment: for the largest piece of a prompt, and the last of a long one."""
+        longest, whole = self.max_seq_len, self.max_seq_len
+        if self.max_piece is not None:
+            whole = min(longest, self.max_piece)
+        pieces = [(whole, whole), (min(longest, MAX_CHUNK), longest)]
+        most = max(workspace_bytes(self.config, self.dtype, *piece) for piece in pieces)
+        if not self.has_coded_caches:
+            return most
+        # Layers that know of no codes get those of a session in their dtype, one layer at a time.
+        plain = layer_cost(self.config, self.dtype)
+        return most + max(cost.cache_bytes(longest) for cost in plain)
 
     def ends_seconds(self) -> float:
         """Measure the seconds that embedding and head of one token take here. Blocks."""

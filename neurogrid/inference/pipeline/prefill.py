@@ -4,7 +4,8 @@ In one piece it would be at one stage at a time, and take as long as on one mach
 the first one while the first stage computes the second: K stages of equal speed take one and a half Kths of the time,
 or less. What a chunk needs of those before it is in the caches by then: each stage computes them in order.
 
-One stage gets a prompt in one piece, and so the bits of the whole model, unless that is more than a message should be.
+One stage gets a prompt in one piece, and so the bits of the whole model, unless that is more than a message or a mask
+should be.
 
 T = tokens, D = hidden size.
 """
@@ -22,13 +23,24 @@ from neurogrid.exception_groups import unwrap_errors
 from neurogrid.inference.pipeline.chain import Chain
 from neurogrid.p2p.wire import DEFAULT_LIMITS
 
-__all__ = ["Bounds", "MakeHidden", "Prefill", "TakeHidden", "chunk_lengths", "max_piece"]
+__all__ = [
+    "MAX_CHUNK",
+    "Bounds",
+    "MakeHidden",
+    "Prefill",
+    "TakeHidden",
+    "chunk_lengths",
+    "max_piece",
+]
 
 # Each chunk reads all weights again and has its way to go, so none is small; and sessions that decode wait for one.
 MIN_CHUNK: Final = 128
 MAX_CHUNK: Final = 512
 # With so many for each stage a stage is idle for a third of the time at most; more of them cost more than they give.
 CHUNKS_PER_STAGE: Final = 2
+# The most tokens of a prompt that goes to a stage in one piece. Families with windows, and those that attend without a
+# kernel, make a mask of all of them by all of them: of float32 64 MB for so many, and 4 GB for 32,000.
+MAX_WHOLE: Final = 4096
 # Of activations in one message, bytes: a quarter of what a peer takes, for both ends hold it in memory.
 MAX_PIECE_BYTES: Final = DEFAULT_LIMITS.tensor // 4
 
@@ -44,7 +56,7 @@ TakeHidden: TypeAlias = Callable[[int, torch.Tensor], Awaitable[None]]
 
 def max_piece(row_bytes: int) -> int:
     """The most tokens that go to a stage in one message, for activations of so many bytes a token."""
-    return max(MAX_PIECE_BYTES // row_bytes, 1)
+    return max(min(MAX_PIECE_BYTES // row_bytes, MAX_WHOLE), 1)
 
 
 def chunk_lengths(num_tokens: int, num_stages: int, *, max_tokens: int) -> list[int]:

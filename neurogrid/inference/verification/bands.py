@@ -29,9 +29,18 @@ _WIRE_BANDS: Final[Mapping[str, float]] = {"F32": 0.0, "F16": 0.01, "BF16": 0.05
 _MIXTURE_FACTOR: Final = 4.0
 # Where layers are codes, products round activations to 8 bits, or do not: as the kernels have it.
 _CODES_BAND: Final = 0.2
+# Where keys and values are kept as codes, rounding takes some to the other side.
+_CACHES_BAND: Final = 0.05
 
 
-def band(dtype: torch.dtype, wire: str, *, is_quantized: bool, is_mixture: bool) -> float:
+def band(
+    dtype: torch.dtype,
+    wire: str,
+    *,
+    is_quantized: bool,
+    is_mixture: bool,
+    has_coded_caches: bool = False,
+) -> float:
     """The greatest difference of a row between two honest computations, as a part of the row.
 
     Args:
@@ -39,9 +48,11 @@ def band(dtype: torch.dtype, wire: str, *, is_quantized: bool, is_mixture: bool)
         wire: in what activations travel; empty for `dtype`.
         is_quantized: whether layers are codes.
         is_mixture: whether a token goes through some of several experts.
+        has_coded_caches: whether keys and values are kept as codes.
     """
     own = _BANDS[dtype] + (_CODES_BAND if is_quantized else 0.0)
-    is_rounded = dtype.itemsize < 4 or is_quantized
+    own += _CACHES_BAND if has_coded_caches else 0.0
+    is_rounded = dtype.itemsize < 4 or is_quantized or has_coded_caches
     factor = _MIXTURE_FACTOR if is_mixture and is_rounded else 1.0
     return factor * own + (_WIRE_BANDS[wire] if wire else 0.0)
 

@@ -14,6 +14,10 @@ many of them at least): keys and values of a token depend on those before it alo
 size, and windows that have dropped tokens, cannot go back; windows can as far as their last forward began,
 if that was one of several tokens and few: what it dropped is kept until the next one (`can_be_cut`).
 
+A coded cache holds keys and values as codes of 8 bits (kernels/coded_states.py). A layer that knows of that gives and
+gets codes; any other gets all of its own keys and values in its dtype, for as long as it runs. States of constant size
+stay as they are.
+
 While the session decodes in a batch with others, its states live in their pool (rows.py), and this
 object keeps the lengths. A forward of its own brings them back first.
 """
@@ -31,7 +35,7 @@ from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 from neurogrid.errors import ModelError, UnsupportedModelError
 from neurogrid.model.caches.prepared import PreparedPass
 from neurogrid.model.caches.state_room import StateRoom
-from neurogrid.model.images.places import ImagePlaces
+from neurogrid.model.kernels import CODED_DTYPE, decode_states, encode_states
 
 __all__ = ["MAX_FEW", "Home", "StageCache"]
 
@@ -61,9 +65,11 @@ class StageCache(DynamicCache):
     Args:
         config: the model's config, as given to the model that is run.
         max_length: tokens that it may come to hold; None where nobody has said.
+        is_coded: keep keys and values as codes.
 
     Attributes:
         home: where its states are; None for here.
+        is_coded: as given.
         max_length: as given, or as `allow` was told.
         prepared: the pass over its next token, as far as it is known before; None where it is not.
         last_batched: the number of the last forward in which it was with others, as its stage counts them.
@@ -72,8 +78,11 @@ class StageCache(DynamicCache):
     Not thread-safe; one forward at a time.
     """
 
-    def __init__(self, config: PreTrainedConfig, *, max_length: int | None = None) -> None:
+    def __init__(
+        self, config: PreTrainedConfig, *, max_length: int | None = None, is_coded: bool = False
+    ) -> None:
         super().__init__(config=config)
+        self.is_coded = is_coded
         num_layers = config.get_text_config(decoder=True).num_hidden_layers
         if len(self.layers) != num_layers:
             raise UnsupportedModelError(
@@ -132,6 +141,15 @@ class StageCache(DynamicCache):
             return self.home.token_bytes(layer_id)
         states = [getattr(self.layers[layer_id], name, None) for name in ("keys", "values")]
         return sum(each.nbytes for each in states if isinstance(each, torch.Tensor)) // length
+
+    def state_heads(self, layer_id: int) -> list[tuple[int, int]]:
+        """How many heads the keys and the values of one layer have, and of how many numbers."""
+        states = [getattr(self.layers[layer_id], name, None) for name in ("keys", "values")]
+        return [
+            (each.shape[1], each.shape[3])
+            for each in states
+            if isinstance(each, torch.Tensor) and each.dim() == 4
+        ]
 
     def layer_length(self, layer_id: int) -> int:
         """Tokens cached by one layer."""
@@ -330,6 +348,22 @@ class StageCache(DynamicCache):
         self._rooms = [(StateRoom(), StateRoom()) for _ in self.layers]
 
     def update(
+        self,
+        key_states: torch.Tensor,
+        value_states: torch.Tensor,
+        layer_idx: int,
+        *args: Any,
+        **kwargs: Any,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Append to a layer's keys and values; gives those of all tokens, in the form of what is given."""
+        if not self.is_coded or key_states.dtype == CODED_DTYPE:
+            return self._append(key_states, value_states, layer_idx, *args, **kwargs)
+        keys, values = self._append(
+            encode_states(key_states), encode_states(value_states), layer_idx, *args, **kwargs
+        )
+        return decode_states(keys, key_states.dtype), decode_states(values, value_states.dtype)
+
+    def _append(
         self,
         key_states: torch.Tensor,
         value_states: torch.Tensor,

@@ -25,6 +25,7 @@ def group_rows(
     token_bytes: int,
     max_rows: int,
     bounds: Sequence[int] = (),
+    max_places: int | None = None,
 ) -> list[list[int]]:
     """Split rows into groups that each run as one forward.
 
@@ -34,6 +35,7 @@ def group_rows(
         token_bytes: what each place of the cache takes in all layers that see everything.
         max_rows: of one group.
         bounds: lengths that the rows of a group must not straddle.
+        max_places: rows of a group times the longest of them, unless it is alone; None for any number.
 
     Returns:
         Indices into `lengths`; every one exactly once, the longest rows of a zone first.
@@ -45,7 +47,10 @@ def group_rows(
     for order in zones.values():
         descending = [lengths[i] for i in order]
         for start, stop in _cut(descending, weight_bytes, token_bytes, max_rows):
-            groups.append(order[start:stop])
+            size = stop - start
+            if max_places is not None:
+                size = max(min(size, max_places // max(descending[start], 1)), 1)
+            groups += [order[i : min(i + size, stop)] for i in range(start, stop, size)]
     return groups
 
 

@@ -26,6 +26,7 @@ from transformers import DynamicCache, PreTrainedConfig
 
 from neurogrid.model.caches.cache import StageCache
 from neurogrid.model.caches.row_store import RowStore
+from neurogrid.model.kernels import CODED_DTYPE, decode_states, encode_states
 
 __all__ = ["RowPool"]
 
@@ -41,13 +42,15 @@ class RowPool(DynamicCache):
 
     Args:
         config: the model's config, as given to the model that is run.
+        is_coded: whether keys and values of its sessions are codes.
 
     Sessions leave by themselves when nobody holds their `StageCache` any more, and are sent away when they have not
     decoded for a while (`let_go`): a slot has room for the longest session, whichever is in it. Not thread-safe.
     """
 
-    def __init__(self, config: PreTrainedConfig) -> None:
+    def __init__(self, config: PreTrainedConfig, *, is_coded: bool = False) -> None:
         super().__init__(config=config)
+        self.is_coded = is_coded
         self._blank = list(self.layers)
         self._windows = [getattr(layer, "sliding_window", None) or 0 for layer in self.layers]
         self._stores: dict[int, RowStore] = {}
@@ -182,7 +185,17 @@ class RowPool(DynamicCache):
         *args: Any,
         **kwargs: Any,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Write one token a row; gives the keys and values of all rows, [R, H, places, D]."""
+        """Write one token a row; gives keys and values of all rows, [R, H, places, D], in the form of what is given."""
+        if not self.is_coded or key_states.dtype == CODED_DTYPE:
+            return self._write(key_states, value_states, layer_idx)
+        keys, values = self._write(
+            encode_states(key_states), encode_states(value_states), layer_idx
+        )
+        return decode_states(keys, key_states.dtype), decode_states(values, value_states.dtype)
+
+    def _write(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         slots, window = self._batch_slots, self._windows[layer_idx]
         store = self._store(layer_idx, key_states, value_states)
         store.grow(max(slots) + 1, self._capacity(layer_idx, max(self._lengths) + 1))

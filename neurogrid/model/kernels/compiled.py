@@ -87,7 +87,7 @@ class Library:
             size,
             integer,
         )
-        self._project = loaded.ng_project_adapted
+        self._project = loaded.ng_project_layer
         self._project.argtypes = (
             *(
                 pointer,
@@ -105,7 +105,7 @@ class Library:
             ),
             integer,
         )
-        self._finish = loaded.ng_finish_adapted
+        self._finish = loaded.ng_finish_layer
         self._finish.argtypes = (
             *(pointer, integer, pointer, size, size, pointer, pointer, pointer, size, pointer),
             *(pointer, pointer, pointer, integer),
@@ -147,7 +147,7 @@ class Library:
         values: torch.Tensor,
         adapters: Any,
     ) -> None:
-        """`ng_project_adapted` of kernels.c: the first half of a decoder layer. Checked by `CompiledLayer`."""
+        """`ng_project_layer` of kernels.c: the first half of a decoder layer. Checked by `CompiledLayer`."""
         failed = self._project(
             fields,
             self._number,
@@ -178,7 +178,7 @@ class Library:
         normed: torch.Tensor | None,
         adapters: Any,
     ) -> None:
-        """`ng_finish_adapted` of kernels.c: the second half of a decoder layer. Checked by `CompiledLayer`."""
+        """`ng_finish_layer` of kernels.c: the second half of a decoder layer. Checked by `CompiledLayer`."""
         failed = self._finish(
             fields,
             self._number,
@@ -251,7 +251,7 @@ def open_library(wanted: str | None) -> Library | None:
             exc,
         )
         return None
-    if not hasattr(loaded, "ng_project_adapted"):
+    if not hasattr(loaded, "ng_project_layer"):
         raise ConfigurationError(
             f"{_FILE} is of another version than the package: build it anew, by `make kernels`"
         )

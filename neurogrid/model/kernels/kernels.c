@@ -285,10 +285,10 @@ void ng_adapt(int level, const struct low_rank *const *adapters, const float *x,
 
 /* What a decoder layer does before the keys and values of new tokens are kept: norm, projections, rotary embedding.
    Of sequences with T tokens each: hidden states [sequences, T, D]; cosines and sines [angles, T, F], one for all
-   sequences or for each; into queries [sequences, T, H, E] in float32, keys and values [sequences, V, T, E].
+   sequences or for each; into queries [sequences, T, H, E] in float32, keys and values [sequences, V, T, E] or codes.
    Adapters [NG_PLACES, sequences] are those of each sequence beside each matrix, or none.
    Returns as ng_multiply. */
-int ng_project_adapted(const struct layer *l, int level, const void *hidden, int64_t sequences, int64_t tokens,
+int ng_project_layer(const struct layer *l, int level, const void *hidden, int64_t sequences, int64_t tokens,
                        const void *cosines, const void *sines, int64_t angles, float *queries, void *keys,
                        void *values, const struct low_rank *const *adapters, int threads) {
   return OF_LEVEL(project)(l, level, hidden, sequences, tokens, cosines, sines, angles, queries, keys, values, adapters,
@@ -298,7 +298,7 @@ int ng_project_adapted(const struct layer *l, int level, const void *hidden, int
 /* The rest: attention of those tokens over N keys of their sequence, which end with their own, or over those that a
    mask [sequences, T, N] names; output, and the MLP. Into the hidden states that leave the layer; where no MLP is
    told, into those before it, and their norm. */
-int ng_finish_adapted(const struct layer *l, int level, const void *hidden, int64_t sequences, int64_t tokens,
+int ng_finish_layer(const struct layer *l, int level, const void *hidden, int64_t sequences, int64_t tokens,
                       const float *queries, const struct states *keys, const struct states *values, int64_t N,
                       const uint8_t *mask, void *result, void *normed, const struct low_rank *const *adapters,
                       int threads) {

@@ -59,6 +59,43 @@ static void NAME(narrow)(void *to, const float *from, int64_t size, int type) {
   else for (int64_t i = 0; i < size; i++) ((uint16_t *)to)[i] = to_f16(from[i]);
 }
 
+/* [size] numbers to codes, and a scale for each G of them: the largest over 127. Element by element, and so the same
+   whatever it is computed with; as coded_states.py has it, to the bit. */
+static void NAME(encode)(char *to, const float *from, int64_t size) {
+  for (int64_t g = 0; g < size; g += G) {
+    const int64_t here = size - g < G ? size - g : G;
+    float most = 0;
+    for (int64_t i = 0; i < here; i++) {
+      const float x = __builtin_fabsf(from[g + i]);
+      most = x > most || x != x ? x : most; /* what is no number stays none */
+    }
+    const uint16_t bits = to_bf16(most / 127.f);
+    const float scale = from_bf16(bits);
+    for (int64_t i = 0; i < here; i++) {
+      float code = scale > 0 ? from[g + i] / scale : 0;
+      code = code > 127.f ? 127.f : code > -127.f ? code : -127.f;
+      to[g + i] = (char)(int8_t)(int32_t)(code + 12582912.f - 12582912.f);
+    }
+    memcpy(to + size + g / G * 2, &bits, 2);
+  }
+}
+
+/* WIDTH of the numbers that `encode` was given [size], from `at` on; those beyond are zero. */
+INLINE f32 NAME(decode)(const char *row, int64_t at, int64_t size) {
+  NAME(i8) codes = {0};
+  uint16_t scale;
+  if (at >= size) return (f32){0};
+  if (at + WIDTH <= size) memcpy(&codes, row + at, WIDTH);
+  else memcpy(&codes, row + at, (size_t)(size - at));
+  memcpy(&scale, row + size + at / G * 2, 2);
+  return __builtin_convertvector(__builtin_convertvector(codes, i32), f32) * from_bf16(scale);
+}
+
+/* Bytes from the key of one token to that of the next. */
+INLINE int64_t NAME(key_bytes)(const struct layer *l) {
+  return l->is_coded ? l->head_size + (l->head_size + G - 1) / G * 2 : l->head_size * (l->type == NG_FLOAT32 ? 4 : 2);
+}
+
 /* Norm `which` of [count] numbers, so many together as it has; from may be to. */
 static void NAME(norm)(const struct layer *l, enum norm which, float *to, const float *from, int64_t count) {
   const float *weight = l->norms[which];
@@ -238,10 +275,10 @@ static void NAME(softmax)(const struct layer *l, const struct seen *its, float *
    Elements of a key lie together, those of the next one after a stride. */
 INLINE void NAME(queries)(const struct layer *l, const float *queries, const struct seen *seen, const char *keys,
                           const char *values, int64_t key_stride, int64_t value_stride, int64_t from, int64_t to,
-                          float *scores, float *const *result, const int B, const int CHUNKS) {
+                          float *scores, float *const *result, const int B, const int CHUNKS, const int CODED) {
   const int64_t E = l->head_size, N = to - from;
   float *powers = scores + B * N;
-  const int bytes = l->type == NG_FLOAT32 ? 4 : 2;
+  const int bytes = CODED ? 1 : l->type == NG_FLOAT32 ? 4 : 2;
   keys += from * key_stride * bytes;
   values += from * value_stride * bytes;
   for (int64_t n = 0; n < N; n += WIDTH) {
@@ -253,7 +290,7 @@ INLINE void NAME(queries)(const struct layer *l, const float *queries, const str
       UNROLL for (int j = 0; j < B * HALVES; j++) sums[j] = (f32){0};
       for (int64_t e = 0; e < E; e += LANES)
         UNROLL for (int h = 0; h < HALVES; h++) {
-          const f32 k = NAME(part_of)(key, e + h * WIDTH, E, l->type);
+          const f32 k = CODED ? NAME(decode)(key, e + h * WIDTH, E) : NAME(part_of)(key, e + h * WIDTH, E, l->type);
           UNROLL for (int b = 0; b < B; b++) sums[b * HALVES + h] += k * NAME(load)(queries + e * B + b * LANES + h * WIDTH);
         }
       UNROLL for (int b = 0; b < B; b++)
@@ -272,7 +309,7 @@ INLINE void NAME(queries)(const struct layer *l, const float *queries, const str
     for (int64_t n = 0; n < N; n++) {
       const char *value = values + n * value_stride * bytes;
       UNROLL for (int c = 0; c < CHUNKS; c++) {
-        const f32 v = NAME(part_of)(value, e + c * WIDTH, E, l->type);
+        const f32 v = CODED ? NAME(decode)(value, e + c * WIDTH, E) : NAME(part_of)(value, e + c * WIDTH, E, l->type);
         UNROLL for (int b = 0; b < B; b++) sums[b * CHUNKS + c] += v * powers[n * B + b];
       }
     }
@@ -288,7 +325,7 @@ static void NAME(attend)(const struct layer *l, const struct block *b, int64_t f
   const int64_t E = l->head_size, H = l->heads, group = H / l->kv_heads, row = (b->first + first) / b->tokens;
   float *its = scores + 2 * MOST * N, *to_results[8];
   struct seen its_seen[8];
-  const int bytes = l->type == NG_FLOAT32 ? 4 : 2;
+  const int bytes = l->is_coded ? 1 : l->type == NG_FLOAT32 ? 4 : 2;
   const char *k = (const char *)keys->first + (row * keys->row + head * keys->head) * bytes;
   const char *v = (const char *)values->first + (row * values->row + head * values->head) * bytes;
   for (int64_t i = 0, B, all = (last - first) * group; i < all; i += B) {
@@ -306,12 +343,14 @@ static void NAME(attend)(const struct layer *l, const struct block *b, int64_t f
       from = seen[token].from < from ? seen[token].from : from;
       to = seen[token].to > to ? seen[token].to : to;
     }
+#define QUERIES_OF(HOW_MANY, CHUNKS, CODED)                                                                     \
+  NAME(queries)(l, its, its_seen, k, v, keys->token, values->token, from, to, scores, to_results, HOW_MANY, CHUNKS, \
+                CODED)
 #define QUERIES(HOW_MANY, CHUNKS)                                                                               \
-  if (E % (CHUNKS * WIDTH) == 0)                                                                                \
-    NAME(queries)(l, its, its_seen, k, v, keys->token, values->token, from, to, scores, to_results, HOW_MANY,   \
-                  CHUNKS);                                                                                      \
-  else                                                                                                          \
-    NAME(queries)(l, its, its_seen, k, v, keys->token, values->token, from, to, scores, to_results, HOW_MANY, 1)
+  if (l->is_coded && E % (CHUNKS * WIDTH) == 0) QUERIES_OF(HOW_MANY, CHUNKS, 1);                                \
+  else if (l->is_coded) QUERIES_OF(HOW_MANY, 1, 1);                                                             \
+  else if (E % (CHUNKS * WIDTH) == 0) QUERIES_OF(HOW_MANY, CHUNKS, 0);                                          \
+  else QUERIES_OF(HOW_MANY, 1, 0)
     if (B == 8) {
 #if WIDTH == 16
       QUERIES(8, 2);
@@ -324,6 +363,7 @@ static void NAME(attend)(const struct layer *l, const struct block *b, int64_t f
       QUERIES(1, 4);
     }
 #undef QUERIES
+#undef QUERIES_OF
   }
 }
 /* [count] of gate, and of up, to their product after the activation; from may be to. */
@@ -371,9 +411,15 @@ static int NAME(project_block)(const struct layer *l, int level, const struct bl
     }
     memcpy(queries + (b->first + r) * Q, its[0] + r * strides[0], (size_t)Q * 4);
     for (int64_t v = 0; v < V; v++) {
-      const int64_t at = ((row * V + v) * T + token) * E * bytes;
-      NAME(narrow)((char *)keys + at, its[1] + r * strides[1] + v * E, E, l->type);
-      NAME(narrow)((char *)values + at, its[2] + r * strides[2] + v * E, E, l->type);
+      const int64_t at = ((row * V + v) * T + token) * NAME(key_bytes)(l);
+      const float *key = its[1] + r * strides[1] + v * E, *value = its[2] + r * strides[2] + v * E;
+      if (l->is_coded) {
+        NAME(encode)((char *)keys + at, key, E);
+        NAME(encode)((char *)values + at, value, E);
+      } else {
+        NAME(narrow)((char *)keys + at, key, E, l->type);
+        NAME(narrow)((char *)values + at, value, E, l->type);
+      }
     }
   }
   return 0;

@@ -20,6 +20,8 @@ struct layer {
   float eps[NG_NORMS];
   float scaling, softcap; /* of scores: the most that they come to, or 0 */
   int32_t activation, type; /* of hidden states, keys and values, cosines and sines */
+  int32_t is_coded;         /* keys and values are codes: of a token and head E of them, of a byte each, and behind them
+                               a scale in bfloat16 for each G */
 };
 
 /* What an adapter adds to the product of one matrix: scaling * B (A x). Python describes it (low_rank.py). */
@@ -33,7 +35,8 @@ struct low_rank {
 /* The matrices of a layer that sequences may have adapters beside: where one is all of several, it is the first. */
 enum place { NG_QUERY, NG_KEY, NG_VALUE, NG_OUTPUT, NG_GATE, NG_UP, NG_DOWN, NG_PLACES };
 
-/* Keys or values of sequences: elements from a sequence, a head, a token to the next; those of a head lie together. */
+/* Keys or values of sequences: elements from a sequence, a head, a token to the next; those of a head lie together. Of
+   what is coded, bytes. */
 struct states {
   const void *first;
   int64_t row, head, token;

@@ -20,6 +20,7 @@ from typing import Final
 
 import torch
 
+from neurogrid.model.kernels.coded_states import CODED_DTYPE, coded_size
 from neurogrid.model.kernels.compiled import ELEMENT_TYPES, Library
 from neurogrid.model.kernels.matrix import Matrix
 
@@ -119,6 +120,7 @@ class _LayerFields(ctypes.Structure):
         ("softcap", ctypes.c_float),
         ("activation", ctypes.c_int32),
         ("type", ctypes.c_int32),
+        ("is_coded", ctypes.c_int32),
     )
 
 
@@ -170,8 +172,11 @@ class CompiledLayer:
             fields.norms[norm] = weight.data_ptr()
             fields.norm_sizes[norm] = weight.numel()
             fields.eps[norm] = parts.norms[norm].eps
-        self._fields = fields
-        self._address = ctypes.addressof(fields)
+        coded = _LayerFields.from_buffer_copy(fields)
+        coded.is_coded = 1
+        # Of caches as they are, and of coded ones.
+        self._fields = fields, coded
+        self._addresses = ctypes.addressof(fields), ctypes.addressof(coded)
 
     def _check(self) -> None:
         parts = self._parts
@@ -207,6 +212,8 @@ class CompiledLayer:
         cosines_RTF: torch.Tensor,
         sines_RTF: torch.Tensor,
         adapters: Adapters = None,
+        *,
+        is_coded: bool = False,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Queries, keys and values of new tokens, turned by their positions.
 
@@ -214,9 +221,11 @@ class CompiledLayer:
             hidden_RTD: on the CPU, in the layer's dtype.
             cosines_RTF, sines_RTF: in the same dtype; [1, T, F] where all rows have the same.
             adapters: [`NUM_PLACES`, R] addresses of `LowRank`, whose shapes are those of the matrices; 0 for none.
+            is_coded: make codes of the keys and values.
 
         Returns:
-            [R, T, H E] in float32, for `finish`; twice [R, V, T, E] in the layer's dtype, for a cache.
+            [R, T, H E] in float32, for `finish`; twice [R, V, T, E] in the layer's dtype, for a cache, or, coded, what
+            `encode_states` makes of them.
         """
         parts = self._parts
         hidden_RTD, cosines_RTF, sines_RTF = (
@@ -228,16 +237,29 @@ class CompiledLayer:
             self._require(angles, (cosines_RTF.shape[0], num_tokens, parts.rotary_size))
         if cosines_RTF.shape[0] not in (1, num_rows):
             raise ValueError(f"angles of {cosines_RTF.shape[0]} rows are given for {num_rows}")
-        shape = num_rows, parts.num_kv_heads, num_tokens, parts.head_size
-        keys, values = (torch.empty(shape, dtype=parts.dtype, device="cpu") for _ in range(2))
+        size, dtype = self._states_form(is_coded)
+        shape = num_rows, parts.num_kv_heads, num_tokens, size
+        keys, values = (torch.empty(shape, dtype=dtype, device="cpu") for _ in range(2))
         queries = torch.empty(
             num_rows, num_tokens, self._query_size, dtype=torch.float32, device="cpu"
         )
         self._require_adapters(adapters, num_rows)
         self._library.project(
-            self._address, hidden_RTD, cosines_RTF, sines_RTF, queries, keys, values, adapters
+            self._addresses[is_coded],
+            hidden_RTD,
+            cosines_RTF,
+            sines_RTF,
+            queries,
+            keys,
+            values,
+            adapters,
         )
         return queries, keys, values
+
+    def _states_form(self, is_coded: bool) -> tuple[int, torch.dtype]:
+        """What a key or value is of, and in which dtype."""
+        size = self._parts.head_size
+        return (coded_size(size), CODED_DTYPE) if is_coded else (size, self._parts.dtype)
 
     def finish(
         self,
@@ -253,7 +275,8 @@ class CompiledLayer:
         Args:
             hidden_RTD: as in `project`.
             queries: from there.
-            keys_RVNE, values_RVNE: of all tokens that the cache has, in the layer's dtype; the new ones are the last.
+            keys_RVNE, values_RVNE: of all tokens that the cache has, in the layer's dtype or coded; the new ones are
+                the last.
             mask_RTN: bool, the keys that each token sees, one at least; None for all up to its own.
             adapters: as in `project`.
         """
@@ -261,9 +284,11 @@ class CompiledLayer:
         hidden_RTD = hidden_RTD.contiguous()
         num_rows, num_tokens, num_keys = *hidden_RTD.shape[:2], keys_RVNE.shape[2]
         self._require(hidden_RTD, (num_rows, num_tokens, self.hidden_size))
-        shape = num_rows, self._parts.num_kv_heads, num_keys, self._parts.head_size
-        self._require(keys_RVNE, shape)
-        self._require(values_RVNE, shape)
+        is_coded = keys_RVNE.dtype == CODED_DTYPE
+        size, dtype = self._states_form(is_coded)
+        shape = num_rows, self._parts.num_kv_heads, num_keys, size
+        self._require(keys_RVNE, shape, dtype)
+        self._require(values_RVNE, shape, dtype)
         if queries.shape != (num_rows, num_tokens, self._query_size) or num_keys < num_tokens:
             raise ValueError(
                 f"{list(queries.shape)} queries are no {num_tokens} of {num_keys} tokens"
@@ -279,7 +304,7 @@ class CompiledLayer:
         result = torch.empty_like(hidden_RTD)
         normed = None if self._parts.down is not None else torch.empty_like(hidden_RTD)
         self._library.finish(
-            self._address,
+            self._addresses[is_coded],
             hidden_RTD,
             queries,
             ctypes.byref(_states(keys_RVNE)),
@@ -296,11 +321,14 @@ class CompiledLayer:
         if adapters is not None and len(adapters) != NUM_PLACES * num_rows:
             raise ValueError(f"{len(adapters)} adapters are given for {num_rows} rows")
 
-    def _require(self, given: torch.Tensor, shape: tuple[int, ...]) -> None:
+    def _require(
+        self, given: torch.Tensor, shape: tuple[int, ...], dtype: torch.dtype | None = None
+    ) -> None:
         """Nothing behind this looks at it again: what reads has an address."""
-        if given.shape != shape or given.dtype != self._parts.dtype or not given.is_cpu:
+        dtype = dtype or self._parts.dtype
+        if given.shape != shape or given.dtype != dtype or not given.is_cpu:
             raise ValueError(
-                f"{list(shape)} in {self._parts.dtype} on the CPU is due, got {list(given.shape)} in {given.dtype} "
+                f"{list(shape)} in {dtype} on the CPU is due, got {list(given.shape)} in {given.dtype} "
                 f"on {given.device}"
             )
 

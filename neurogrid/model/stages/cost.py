@@ -10,7 +10,8 @@ Units: bytes, for one session where it says cache.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
@@ -20,6 +21,7 @@ from neurogrid.model.caches.cache import StageCache
 from neurogrid.model.files.foreign import MODEL_CODE_ERRORS, quiet_transformers
 from neurogrid.model.files.quantization import Quantization
 from neurogrid.model.files.tensor_names import numbers_hidden
+from neurogrid.model.kernels import coded_size
 from neurogrid.model.stages.experts import linear_weights
 from neurogrid.model.stages.skeleton import Skeleton
 
@@ -44,6 +46,7 @@ class LayerCost:
         max_cached_tokens: tokens after which the cache grows no more (a window), None for no bound.
         step_bytes: of the weights that a token goes through; of the experts of a mixture, only those that it is
             given to. None for all weights.
+        coded_bytes_per_token: what each token of a session adds to a coded cache; None where that is not known.
     """
 
     weight_bytes: int
@@ -51,6 +54,14 @@ class LayerCost:
     cache_bytes_fixed: int = 0
     max_cached_tokens: int | None = None
     step_bytes: int | None = None
+    coded_bytes_per_token: int | None = None
+
+    @property
+    def coded(self) -> LayerCost:
+        """The same with a coded cache."""
+        if self.coded_bytes_per_token is None:
+            return self
+        return replace(self, cache_bytes_per_token=self.coded_bytes_per_token)
 
     def cache_bytes(self, num_tokens: int) -> int:
         """Bytes of the cache of one session of `num_tokens` tokens."""
@@ -73,7 +84,7 @@ def layer_cost(
         UnsupportedModelError: the model cannot be built, or its layers cannot be told.
     """
     skeleton = Skeleton(config, dtype=dtype, device=torch.device("meta"))
-    measured: dict[object, tuple[int, int]] = {}
+    measured: dict[object, tuple[int, int, int]] = {}
     costs = []
     for layer_id, layer in enumerate(skeleton.templates):
         cache = StageCache(skeleton.config)
@@ -81,7 +92,7 @@ def layer_cost(
         kind = (type(cache.layers[layer_id]), window, _shapes(layer))
         if kind not in measured:
             measured[kind] = _cache_growth(skeleton, layer_id)
-        per_token, fixed = measured[kind]
+        per_token, fixed, coded = measured[kind]
         costs.append(
             LayerCost(
                 weight_bytes=_bytes(layer) - _saved_bytes(layer_id, layer, quantization),
@@ -89,22 +100,29 @@ def layer_cost(
                 cache_bytes_fixed=fixed,
                 max_cached_tokens=window - 1 if window else None,
                 step_bytes=_step_bytes(layer_id, layer, config, quantization),
+                coded_bytes_per_token=coded,
             )
         )
     return tuple(costs)
 
 
-def workspace_bytes(config: PreTrainedConfig, dtype: torch.dtype, num_tokens: int) -> int:
-    """Estimate the bytes a stage needs for a moment while `num_tokens` tokens of one session go through a layer.
+def workspace_bytes(
+    config: PreTrainedConfig, dtype: torch.dtype, num_tokens: int, num_keys: int | None = None
+) -> int:
+    """Estimate the bytes a stage needs for a moment while tokens of one session go through a layer.
 
     Counted: some hidden states, queries, keys and values, the three products of an MLP, and a mask. Kernels of
     attention that keep no scores are assumed (`sdpa`).
+
+    Args:
+        num_tokens: that go through at once.
+        num_keys: that they see at most; None for as many.
     """
     text = config.get_text_config(decoder=True)
     hidden = int(text.hidden_size)
     dense = _whole(text, "intermediate_size") or 4 * hidden
     routed = (_whole(text, "moe_intermediate_size") or dense) * _whole(text, *ACTIVE_EXPERTS)
-    elements_per_token = 9 * hidden + 3 * max(dense, routed) + num_tokens
+    elements_per_token = 9 * hidden + 3 * max(dense, routed) + (num_keys or num_tokens)
     return num_tokens * elements_per_token * dtype.itemsize
 
 
@@ -130,9 +148,10 @@ def _whole(config: PreTrainedConfig, *names: str) -> int:
     return next((v for v in values if isinstance(v, int) and v > 0), 0)
 
 
-def _cache_growth(skeleton: Skeleton, layer_id: int) -> tuple[int, int]:
-    """Bytes of cache for each token, and for a session of none."""
+def _cache_growth(skeleton: Skeleton, layer_id: int) -> tuple[int, int, int]:
+    """Bytes of cache for each token, for a session of none, and for each token of a coded one."""
     sizes = []
+    heads: list[tuple[int, int]] = []
     for num_tokens in (1, 2):
         cache = StageCache(skeleton.config)
         before = cache.state_bytes(layer_id)
@@ -145,18 +164,34 @@ def _cache_growth(skeleton: Skeleton, layer_id: int) -> tuple[int, int]:
         except MODEL_CODE_ERRORS:
             # What looks at values cannot run without memory. Most do so behind the attention.
             if cache.state_bytes(layer_id) == before:
-                return _largest_growth(skeleton.config, skeleton.dtype), before
+                most = _most_heads(skeleton.config)
+                return (
+                    _plain_bytes(most, skeleton.dtype),
+                    before,
+                    _coded_bytes(most),
+                )
         sizes.append(cache.state_bytes(layer_id))
+        heads = cache.state_heads(layer_id)
     per_token = sizes[1] - sizes[0]
-    return per_token, sizes[0] - per_token
+    coded = per_token - _plain_bytes(heads, skeleton.dtype) + _coded_bytes(heads)
+    return per_token, sizes[0] - per_token, coded
 
 
-def _largest_growth(config: PreTrainedConfig, dtype: torch.dtype) -> int:
+def _plain_bytes(heads: Sequence[tuple[int, int]], dtype: torch.dtype) -> int:
+    """Of one token, of keys and values of so many heads, of that size."""
+    return sum(count * size for count, size in heads) * dtype.itemsize
+
+
+def _coded_bytes(heads: Sequence[tuple[int, int]]) -> int:
+    return sum(count * coded_size(size) for count, size in heads)
+
+
+def _most_heads(config: PreTrainedConfig) -> list[tuple[int, int]]:
     """An upper bound for attention: a key and a value for each head, none of them shared."""
     text = config.get_text_config(decoder=True)
     num_heads = text.num_attention_heads
     head_dim = getattr(text, "head_dim", None) or math.ceil(text.hidden_size / num_heads)
-    return int(2 * num_heads * head_dim * dtype.itemsize)
+    return [(num_heads, head_dim)] * 2
 
 
 def _shapes(layer: nn.Module) -> tuple[object, ...]:

@@ -258,7 +258,9 @@ class _Fused:
         adapters = None
         if self.adapters is not None:
             adapters = self.adapters.addresses(self._layer_id, self._places)
-        queries, keys, values = compiled.project(hidden_RTD, cosines, sines, adapters)
+        queries, keys, values = compiled.project(
+            hidden_RTD, cosines, sines, adapters, is_coded=getattr(states, "is_coded", False)
+        )
         keys, values = states.update(keys, values, self._layer_id)
         mask_RTN = None if mask is None else mask[:, 0]
         result_RTD, normed_RTD = compiled.finish(

@@ -75,6 +75,9 @@ class Stage:
     Attributes:
         num_layers: decoder layers of the whole model.
         hidden_size: the D of hidden states.
+        codes_caches: whether new caches keep keys and values as codes.
+        max_decoded: the tokens of coded caches that a layer which knows of no codes may have in its dtype at once, for
+            the rows of one forward; None for any number.
 
     Raises:
         UnsupportedModelError: the config names no causal language model whose layers can be told.
@@ -103,6 +106,8 @@ class Stage:
         self._is_plain: dict[tuple[int, int], bool] = {}
         self.num_layers = self._skeleton.num_layers
         self.hidden_size = self._skeleton.hidden_size
+        self.codes_caches = False
+        self.max_decoded: int | None = None
 
     @property
     def held_layers(self) -> frozenset[int]:
@@ -202,7 +207,7 @@ class Stage:
 
     def new_cache(self, *, max_length: int | None = None) -> StageCache:
         """An empty cache for one session, which may come to hold so many tokens."""
-        return StageCache(self._skeleton.config, max_length=max_length)
+        return StageCache(self._skeleton.config, max_length=max_length, is_coded=self.codes_caches)
 
     def forward(
         self,
@@ -310,10 +315,16 @@ class Stage:
             token_bytes=token_bytes,
             max_rows=MAX_ROWS,
             bounds=bounds,
+            max_places=self.max_decoded if self._decodes(rows[0].cache, start, stop) else None,
         )
         if all(row.adapter is None or row.adapter.mixes for row in rows):
             return groups
         return [part for group in groups for part in _by_adapter(group, rows)]
+
+    def _decodes(self, cache: StageCache, start: int, stop: int) -> bool:
+        """Whether a layer gets what the cache has in its dtype, and not as codes."""
+        layers = (self.layer(layer_id) for layer_id in range(start, stop))
+        return cache.is_coded and not all(map(is_fused, layers))
 
     def forward_rows(self, rows: Sequence[Row], *, start: int, stop: int) -> list[torch.Tensor]:
         """Run layers [start, stop), all of them held, on one token of each of several sessions.
@@ -350,6 +361,8 @@ class Stage:
             row.cache.check(start, stop, row.position)
         if len({id(row.cache) for row in rows}) != len(rows):
             raise ValueError("two rows of one session cannot run together")
+        if len({row.cache.is_coded for row in rows}) > 1:
+            raise ValueError("rows of coded caches and of others cannot run together")
         with torch.inference_mode():
             return self._run_rows(rows, start, stop)
 
@@ -388,10 +401,15 @@ class Stage:
 
     def _pool_of(self, rows: Sequence[Row]) -> RowPool:
         """Where most of the rows are already, or a new one if that is the place of others."""
-        counts = {pool: sum(row.cache in pool for row in rows) for pool in self._pools}
+        is_coded = rows[0].cache.is_coded
+        counts = {
+            pool: sum(row.cache in pool for row in rows)
+            for pool in self._pools
+            if pool.is_coded is is_coded
+        }
         pool = max(counts, key=counts.__getitem__, default=None)
         if pool is None or 2 * counts[pool] < min(pool.num_rows, len(rows)):
-            pool = RowPool(self._skeleton.config)
+            pool = RowPool(self._skeleton.config, is_coded=is_coded)
             self._pools.add(pool)
         return pool
 

@@ -17,6 +17,7 @@ from neurogrid.p2p.wire.messages import Data
 from neurogrid.p2p.wire.types import DTYPES
 
 __all__ = [
+    "CACHE_DTYPES",
     "FINGERPRINT_BYTES",
     "config_fingerprint",
     "ConfigAck",
@@ -24,6 +25,9 @@ __all__ = [
     "AssignAck",
     "Ready",
 ]
+
+CACHE_DTYPES: Final = frozenset({"I8"})
+"""What keys and values may be kept as, besides what a stage computes in."""
 
 FINGERPRINT_BYTES: Final = 32
 """Bytes in the fingerprint of a model config, a SHA-256."""
@@ -56,6 +60,7 @@ class Assign(ControlPayload):
         max_length: tokens in a session, 1 to 2**32 - 1.
         max_sessions: sessions open at once, 1 to `MAX_SESSIONS`.
         dtype: what the stage computes in, a name from `DTYPES`.
+        cache: one of `CACHE_DTYPES`: what the keys and values of sessions are kept as; empty for `dtype`.
     """
 
     start_layer: int
@@ -63,6 +68,7 @@ class Assign(ControlPayload):
     max_length: int
     max_sessions: int
     dtype: str
+    cache: str = ""
 
     _map = Map(
         "Assign",
@@ -72,6 +78,7 @@ class Assign(ControlPayload):
             "max_length": uint(MAX_U32, smallest=1),
             "max_sessions": uint(MAX_SESSIONS, smallest=1),
             "dtype": one_of(DTYPES),
+            "cache": optional(one_of(CACHE_DTYPES)),
         },
     )
 
@@ -86,11 +93,19 @@ class AssignAck(ControlPayload):
     Attributes:
         held: layers of the range that the worker has under this config, in any order. A hint: what
             counts is the answer to the offer of each.
+        has_cache: keys and values are kept as the Assign says.
     """
 
     held: tuple[int, ...]
+    has_cache: bool = False
 
-    _map = Map("AssignAck", {"held": array(uint(MAX_LAYERS - 1), MAX_LAYERS)})
+    _map = Map(
+        "AssignAck",
+        {
+            "held": array(uint(MAX_LAYERS - 1), MAX_LAYERS),
+            "cache": optional(BOOLEAN),
+        },
+    )
 
 
 @dataclass(frozen=True, slots=True)

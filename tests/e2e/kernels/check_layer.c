@@ -92,7 +92,7 @@ static void *leave(const struct layer *l, const struct shape *s, const void *hid
     for (int64_t n = 0; n < N; n++) mask[t * N + n] = n <= first + t && n > first + t - s->window;
   float *its = get(count * l->heads * E * 4);
   memcpy(its, queries + first * l->heads * E, (size_t)(count * l->heads * E) * 4);
-  if (ng_finish_adapted(l, level, (const char *)hidden + first * D * bytes, 1, count, its, &k, &v, N, mask, result,
+  if (ng_finish_layer(l, level, (const char *)hidden + first * D * bytes, 1, count, its, &k, &v, N, mask, result,
                         normed, NULL, 2))
     abort();
   if (normed) { /* both, for the hash */
@@ -129,11 +129,11 @@ static void check(const struct shape *s, int kind, int type, const char *name) {
   char *sines = draw_typed(TOKENS * s->rotary, type), *keys = get(TOKENS * K * bytes), *values = get(TOKENS * K * bytes);
   float *queries = get(TOKENS * Q * 4), *query = get(Q * 4);
   char *key = get(K * bytes), *value = get(K * bytes);
-  if (ng_project_adapted(&l, level, hidden, 1, TOKENS, cosines, sines, 1, queries, keys, values, NULL, 2)) abort();
+  if (ng_project_layer(&l, level, hidden, 1, TOKENS, cosines, sines, 1, queries, keys, values, NULL, 2)) abort();
   char *all = leave(&l, s, hidden, queries, keys, values, 0, TOKENS);
   for (int64_t t = 0; t < TOKENS; t++) {
     const int64_t angle = t * s->rotary * bytes;
-    if (ng_project_adapted(&l, level, hidden + t * D * bytes, 1, 1, cosines + angle, sines + angle, 1, query, key,
+    if (ng_project_layer(&l, level, hidden + t * D * bytes, 1, 1, cosines + angle, sines + angle, 1, query, key,
                            value, NULL, 1))
       abort();
     int same = !memcmp(query, queries + t * Q, (size_t)Q * 4);
