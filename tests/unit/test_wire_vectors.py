@@ -239,6 +239,7 @@ def test_every_file_is_read_by_a_test_and_has_an_id_for_each_case() -> None:
     here |= {"record", "signed_route"}  # by test_records.py, test_routes.py
     here |= {"layer_blob", "config_fingerprint"}  # by test_blob.py, test_config.py
     here |= {"codes", "quantization"}  # by test_quantization.py
+    here |= {"cache_codes"}  # by test_coded_caches.py
     here |= {"adapter_blob"}  # by test_adapters.py
     # by training/test_forms_vectors.py, test_result_fetching.py, test_message_vectors.py
     here |= {"training_forms", "training_result_digest"}

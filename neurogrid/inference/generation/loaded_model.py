@@ -251,6 +251,12 @@ class LoadedModel(ModelSource):
             stage_seconds=STAGE_SECONDS,
         )
 
+    @cached_property
+    def _decoded_bytes(self) -> int:
+        """What a layer that knows of no codes gets of a session: all of its own keys and values, in their dtype."""
+        plain = layer_cost(self.config, self.dtype)
+        return max(cost.cache_bytes(self.max_seq_len) for cost in plain)
+
     def _workspace_bytes(self) -> int:
         """What a stage needs for a moment: for the largest piece of a prompt, and the last of a long one."""
         longest, whole = self.max_seq_len, self.max_seq_len
@@ -260,9 +266,7 @@ class LoadedModel(ModelSource):
         most = max(workspace_bytes(self.config, self.dtype, *piece) for piece in pieces)
         if not self.has_coded_caches:
             return most
-        # Layers that know of no codes get those of a session in their dtype, one layer at a time.
-        plain = layer_cost(self.config, self.dtype)
-        return most + max(cost.cache_bytes(longest) for cost in plain)
+        return most + self._decoded_bytes
 
     def ends_seconds(self) -> float:
         """Measure the seconds that embedding and head of one token take here. Blocks."""

@@ -359,6 +359,20 @@ INLINE f32 NAME(load_scales)(const void *from, int64_t at, int type) {
 #endif
 }
 
+/* WIDTH codes of a byte each, as numbers. A conversion of the compiler's own takes them one by one. */
+INLINE f32 NAME(from_codes)(const char *codes) {
+#if defined(__aarch64__)
+  int32_t four;
+  memcpy(&four, codes, sizeof four);
+  const int16x8_t halves = vmovl_s8(vreinterpret_s8_s32(vdup_n_s32(four)));
+  return (f32)vcvtq_f32_s32(vmovl_s16(vget_low_s16(halves)));
+#elif defined(NG_AVX2)
+  return (f32)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)codes)));
+#else
+  return (f32)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)codes)));
+#endif
+}
+
 /* Entries of a table of 16 by the low four bits of each lane. */
 INLINE f32 NAME(look_up)(const float *table, u32 at) {
 #if defined(__aarch64__)

@@ -82,13 +82,13 @@ static void NAME(encode)(char *to, const float *from, int64_t size) {
 
 /* WIDTH of the numbers that `encode` was given [size], from `at` on; those beyond are zero. */
 INLINE f32 NAME(decode)(const char *row, int64_t at, int64_t size) {
-  NAME(i8) codes = {0};
+  char rest[WIDTH] = {0};
   uint16_t scale;
   if (at >= size) return (f32){0};
-  if (at + WIDTH <= size) memcpy(&codes, row + at, WIDTH);
-  else memcpy(&codes, row + at, (size_t)(size - at));
   memcpy(&scale, row + size + at / G * 2, 2);
-  return __builtin_convertvector(__builtin_convertvector(codes, i32), f32) * from_bf16(scale);
+  if (at + WIDTH <= size) return NAME(from_codes)(row + at) * from_bf16(scale);
+  memcpy(rest, row + at, (size_t)(size - at));
+  return NAME(from_codes)(rest) * from_bf16(scale);
 }
 
 /* Bytes from the key of one token to that of the next. */

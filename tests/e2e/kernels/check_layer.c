@@ -81,11 +81,18 @@ struct shape {
   float softcap;
 };
 
+/* Bytes from one key to the next. */
+static int64_t key_bytes(const struct layer *l) {
+  const int64_t E = l->head_size;
+  return l->is_coded ? E + (E + G - 1) / G * 2 : E * (l->type == NG_FLOAT32 ? 4 : 2);
+}
+
 /* What leaves the layer for tokens [first, first + count) of those whose keys and values are known up to there. */
 static void *leave(const struct layer *l, const struct shape *s, const void *hidden, const float *queries,
                    const void *keys, const void *values, int64_t first, int64_t count) {
   const int64_t N = first + count, D = l->hidden, E = l->head_size, bytes = l->type == NG_FLOAT32 ? 4 : 2;
-  const struct states k = {keys, 0, TOKENS * E, E}, v = {values, 0, TOKENS * E, E};
+  const int64_t each = l->is_coded ? key_bytes(l) : E;
+  const struct states k = {keys, 0, TOKENS * each, each}, v = {values, 0, TOKENS * each, each};
   char *result = get(count * D * bytes), *normed = l->down ? NULL : get(count * D * bytes);
   uint8_t *mask = s->window ? get(count * N) : NULL;
   for (int64_t t = 0; t < count && mask; t++)
@@ -105,12 +112,12 @@ static void *leave(const struct layer *l, const struct shape *s, const void *hid
   return result;
 }
 
-static void check(const struct shape *s, int kind, int type, const char *name) {
+static void check(const struct shape *s, int kind, int type, int is_coded, const char *name) {
   const int64_t D = 40, E = s->head_size, Q = s->heads * E, K = s->kv_heads * E, I = s->intermediate;
   const int64_t bytes = type == NG_FLOAT32 ? 4 : 2, sizes[] = {D, E, E, D, D, D};
   struct layer l = {.output = draw_matrix(D, Q, kind), .hidden = D, .heads = s->heads, .kv_heads = s->kv_heads,
                     .head_size = E, .rotary = s->rotary, .intermediate = I, .scaling = 0.3f, .softcap = s->softcap,
-                    .activation = s->is_one ? NG_SILU : NG_GELU_TANH, .type = type};
+                    .activation = s->is_one ? NG_SILU : NG_GELU_TANH, .type = type, .is_coded = is_coded};
   if (s->is_one) {
     l.projections[0] = draw_matrix(Q + 2 * K, D, kind);
     if (I) l.gate_up[0] = draw_matrix(2 * I, D, kind);
@@ -126,9 +133,10 @@ static void check(const struct shape *s, int kind, int type, const char *name) {
       l.eps[i] = 1e-6f;
     }
   char *hidden = draw_typed(TOKENS * D, type), *cosines = draw_typed(TOKENS * s->rotary, type);
-  char *sines = draw_typed(TOKENS * s->rotary, type), *keys = get(TOKENS * K * bytes), *values = get(TOKENS * K * bytes);
+  const int64_t one = key_bytes(&l), of_token = s->kv_heads * one;
+  char *sines = draw_typed(TOKENS * s->rotary, type), *keys = get(TOKENS * of_token), *values = get(TOKENS * of_token);
   float *queries = get(TOKENS * Q * 4), *query = get(Q * 4);
-  char *key = get(K * bytes), *value = get(K * bytes);
+  char *key = get(of_token), *value = get(of_token);
   if (ng_project_layer(&l, level, hidden, 1, TOKENS, cosines, sines, 1, queries, keys, values, NULL, 2)) abort();
   char *all = leave(&l, s, hidden, queries, keys, values, 0, TOKENS);
   for (int64_t t = 0; t < TOKENS; t++) {
@@ -138,8 +146,8 @@ static void check(const struct shape *s, int kind, int type, const char *name) {
       abort();
     int same = !memcmp(query, queries + t * Q, (size_t)Q * 4);
     for (int64_t v = 0; v < s->kv_heads; v++)
-      same &= !memcmp(key + v * E * bytes, keys + (v * TOKENS + t) * E * bytes, (size_t)(E * bytes)) &&
-              !memcmp(value + v * E * bytes, values + (v * TOKENS + t) * E * bytes, (size_t)(E * bytes));
+      same &= !memcmp(key + v * one, keys + (v * TOKENS + t) * one, (size_t)one) &&
+              !memcmp(value + v * one, values + (v * TOKENS + t) * one, (size_t)one);
     char *alone = leave(&l, s, hidden, queries, keys, values, t, 1);
     if (!same || memcmp(alone, all + t * D * bytes, (size_t)(D * bytes))) {
       fprintf(stderr, "level %d, %s: token %d is not what it is alone\n", level, name, (int)t);
@@ -180,13 +188,14 @@ int main(int count, char **arguments) {
     fprintf(stderr, "level %d is beyond what this processor has, %d\n", level, ng_level());
     return 77;
   }
-  for (int type = NG_FLOAT32; type <= NG_FLOAT16; type++)
-    for (int kind = 0; kind < 3; kind++)
-      for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
-        char name[40];
-        state = 0x9e3779b97f4a7c15u + (uint64_t)kinds[kind]; /* the same on every level */
-        snprintf(name, sizeof name, "shape %d, kind %d, type %d", (int)i, kinds[kind], type);
-        check(shapes + i, kinds[kind], type, name);
-      }
+  for (int is_coded = 0; is_coded < 2; is_coded++)
+    for (int type = NG_FLOAT32; type <= NG_FLOAT16; type++)
+      for (int kind = 0; kind < (is_coded ? 1 : 3); kind++)
+        for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
+          char name[48];
+          state = 0x9e3779b97f4a7c15u + (uint64_t)kinds[kind]; /* the same on every level */
+          snprintf(name, sizeof name, "shape %d, kind %d, type %d%s", (int)i, kinds[kind], type, is_coded ? ", coded" : "");
+          check(shapes + i, kinds[kind], type, is_coded, name);
+        }
   return 0;
 }
