@@ -109,6 +109,7 @@ class RemoteWorker(ABC):
     """One connected worker. Its methods raise TransportError or PeerRefusedError.
 
     Attributes:
+        stores_prefixes: whether it can write what sessions over these layers have to disk.
         same_bits: whether a token gets the same bits in the layers that it was given last, whatever it is computed
             with; False also where it does not say.
     """
@@ -118,6 +119,7 @@ class RemoteWorker(ABC):
         self.peer_id = peer_id
         self.timeouts = timeouts
         self.same_bits = False
+        self.stores_prefixes = False
 
     @property
     @abstractmethod

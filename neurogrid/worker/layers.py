@@ -184,7 +184,11 @@ class LayerService:
         if state.checkpoint:
             on_disk |= state.checkpoint.present_layers
         held = (set(model.held) | on_disk) & set(range(assign.start_layer, assign.stop_layer))
-        ack = AssignAck(held=tuple(sorted(held)), has_cache=bool(assign.cache))
+        ack = AssignAck(
+            held=tuple(sorted(held)),
+            has_cache=bool(assign.cache),
+            stores_prefixes=state.prefixes.is_kept and model.stage.new_cache().can_go_back,
+        )
         await state.answer(message, MessageType.ASSIGN_ACK, ack.encode())
 
     async def _promise(

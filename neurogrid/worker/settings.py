@@ -37,6 +37,8 @@ class WorkerSettings:
         prefill_chunk: tokens of a prompt that run in one go while other sessions are open.
         transfer_timeout: seconds without a chunk after which a transfer is given up.
         cache: where layers that came are kept on disk; None for nowhere.
+        prefix_cache_bytes: what sessions had may take there, for others that begin with the same tokens; None for
+            nothing.
         session_ttl: seconds without an activation after which a session is closed.
         idle_after: seconds without work after which a coordinator's memory may go to another's assignment.
         protocol_versions: protocol ids to speak; None for all.
@@ -64,6 +66,7 @@ class WorkerSettings:
     prefill_chunk: int = 512
     transfer_timeout: float = 60.0
     cache: CacheSettings | None = None
+    prefix_cache_bytes: int | None = None
     session_ttl: float = 600.0
     idle_after: float = 300.0
     protocol_versions: tuple[str, ...] | None = None

@@ -25,6 +25,7 @@ from neurogrid.p2p.wire import ErrorCode, MessageType, ModelConfig, TensorMessag
 from neurogrid.worker.blobs import WorkerBlobs
 from neurogrid.worker.claim import Claim
 from neurogrid.worker.held_model import HeldModel, proving, refusing_config
+from neurogrid.worker.prefixes import WorkerPrefixes
 from neurogrid.worker.proofs import result_of
 from neurogrid.worker.room import Room
 from neurogrid.worker.settings import WorkerSettings
@@ -92,10 +93,10 @@ class WorkerState:
     Attributes:
         checkpoint: the worker's own model directory, if it has one.
         blobs: the bytes of layers that came, in memory and on disk.
-        tenants: the coordinators that are served, by peer id.
-        kept: models that no tenant has now, with the layers that stayed; the longest unused first.
-        room: what each tenant was promised of the memory.
-        num_given_way: tenants that gave their memory to another, since the start.
+        prefixes: what sessions had, on disk.
+        model: the model of the last config, with the layers that are held.
+        assignment: the stage of the current coordinator, once assigned (1.1.0).
+        claimed: who has the worker, and for what.
         received_bytes: weights of the layers that were loaded, by where they came from.
         torch_thread: where the device is used.
         proof_lock: held while the config of a peer is proven: that takes a core, and memory.
@@ -118,10 +119,10 @@ class WorkerState:
         self.device = device
         self.checkpoint: Checkpoint | None = None
         self.blobs = WorkerBlobs(settings.cache)
-        self.tenants: dict[str, Tenant] = {}
-        self.kept: list[HeldModel] = []
-        self.room = Room(settings.idle_after)
-        self.num_given_way = 0
+        self.prefixes = WorkerPrefixes(settings.cache, settings.prefix_cache_bytes)
+        self.model: HeldModel | None = None
+        self.assignment: Assignment | None = None
+        self.claimed: Claim | None = None
         self.received_bytes = dict.fromkeys(WeightSource, 0)
         self.on_layers_changed: Callable[[str], None] = lambda owner: None
         self.on_gave_way: Callable[[str], None] = lambda owner: None

@@ -175,7 +175,7 @@ def add_worker_options(parser: argparse.ArgumentParser) -> None:
         help="with --model: load only the layers that the coordinator asks for",
     )
     add_common_options(parser, port_flag="--port", is_worker=True)
-    add_cache_options(parser, "the layers that came", size=size_in_bytes)
+    add_cache_options(parser, "the layers that came", size=size_in_bytes, with_prefixes=True)
     add_metrics_options(parser, port_type=port_number)
     add_trace_options(parser)
     # For programs that start workers as children: ends with the parent, however that ends.
@@ -253,6 +253,7 @@ def run(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
             idle_after=float(options.idle_after),
             prefill_chunk=options.prefill_chunk,
             cache=cache_of(options),
+            prefix_cache_bytes=options.prefix_cache,
             serves=options.serve,
             trains=options.train,
             data=tuple(options.data),

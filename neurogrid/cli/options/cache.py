@@ -19,12 +19,17 @@ logger = logging.getLogger(__name__)
 
 
 def add_cache_options(
-    parser: argparse.ArgumentParser, what: str, *, size: Callable[[str], int] | None
+    parser: argparse.ArgumentParser,
+    what: str,
+    *,
+    size: Callable[[str], int] | None,
+    with_prefixes: bool = False,
 ) -> None:
     """The options of a command that keeps `what`.
 
     Args:
         size: the type of `--cache-limit`, for a command that has it.
+        with_prefixes: whether it has `--prefix-cache`, too, of that type.
     """
     group = parser.add_argument_group("cache")
     group.add_argument(
@@ -40,6 +45,14 @@ def add_cache_options(
             metavar="BYTES",
             help="what it may take, e.g. 50GiB (default: a fifth of what the disk has free); what was used "
             "least recently goes first",
+        )
+    if with_prefixes and size is not None:
+        group.add_argument(
+            "--prefix-cache",
+            type=size,
+            metavar="BYTES",
+            help="besides, what the caches of sessions that nobody goes on with may take there, e.g. 20GiB: what a "
+            "prompt has in common with one of them is read, not computed (default: none are kept)",
         )
     group.add_argument("--no-cache", action="store_true", help="keep nothing on disk")
 
@@ -58,6 +71,8 @@ def cache_of(options: argparse.Namespace) -> CacheSettings | None:
             raise ConfigurationError(
                 "give either --no-cache, or --cache-dir and --cache-limit, not both"
             )
+        if getattr(options, "prefix_cache", None) is not None:
+            raise ConfigurationError("--prefix-cache is of no use with --no-cache: leave one out")
         return None
     directory: Path | None = options.cache_dir
     if directory is None:

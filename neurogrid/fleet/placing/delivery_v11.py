@@ -67,7 +67,7 @@ class DeliveryV11(RemoteWorker):
     async def place(self, placement: Placement, reports: TransferReports) -> None:
         stage, spread = placement.stage, placement.spread
         layers = set(range(stage.start, stage.stop))
-        self.same_bits = False
+        self.same_bits = self.stores_prefixes = False
         assign = TensorMessage(
             msg_type=MessageType.ASSIGN,
             request_id=new_request_id(),
@@ -89,6 +89,7 @@ class DeliveryV11(RemoteWorker):
             ack = AssignAck.decode(reply.data)
             if placement.has_coded_caches and not ack.has_cache:
                 raise without_coded_caches(self.peer_id)
+            self.stores_prefixes = ack.stores_prefixes
             held = layers.intersection(ack.held)
             # Where nothing is sent, any worker that has a layer is asked for it, and none waits.
             spread.said_held(self.peer_id, layers if placement.skip_weight_transfer else held)

@@ -5,7 +5,8 @@ and computes the new tokens alone. A generation that shares a part of one gets a
 
 Kept sessions live in room that nobody else wants. They go, the longest unused first, as soon as somebody waits for
 room or a worker has none; when a member of theirs leaves or is lost, or the plan changes; and after some minutes.
-Workers may drop them at any time: then everything is computed, as if nothing had been kept.
+Workers may drop them at any time: then everything is computed, as if nothing had been kept. Those that go for want of
+room or use are written to disk, where all their workers can do so.
 
 Source: protocol_spec/sessions.md, "Prefixes".
 """
@@ -23,6 +24,12 @@ import trio
 from neurogrid.fleet.placing.fleet import Fleet
 from neurogrid.inference.generation.cache_room import CacheRoom, Reservation
 from neurogrid.inference.generation.prefixes import MIN_REUSED, reusable
+from neurogrid.inference.generation.stored_prefixes import (
+    StoredPrefix,
+    StoredPrefixes,
+    prefix_name,
+    stages_of,
+)
 from neurogrid.inference.pipeline.selection import Selection, Selector
 from neurogrid.inference.pipeline.session import PipelineSession
 from neurogrid.inference.pipeline.session_worker import Prior
@@ -107,6 +114,7 @@ class KeptSessions:
     Attributes:
         room: as given.
         is_enabled: as given, until the coordinator ends.
+        stored: those that are on disk.
     """
 
     def __init__(
@@ -127,6 +135,7 @@ class KeptSessions:
         self._shortest_cut = shortest_cut
         self._replays = replays
         self.is_enabled = is_enabled
+        self.stored = StoredPrefixes(shortest_cut=shortest_cut, replays=replays)
         self._kept: list[KeptSession] = []
         self._closing: list[KeptSession] = []
         room.on_shortage = self._make_room
@@ -284,7 +293,7 @@ class KeptSessions:
         beginning.reservation = Reservation([0] * len(kept.reservation.taken))
         self._kept.append(kept)
         if len(self._kept) > MAX_KEPT:
-            self._evict(self._kept[0])
+            self._evict(self._kept[0], is_good=True)
         self._make_room()
         return True
 
@@ -293,7 +302,7 @@ class KeptSessions:
     async def evict_all(self) -> bool:
         """Close all of them, and wait until that is done; False if there was none."""
         for kept in list(self._kept):
-            self._evict(kept)
+            self._evict(kept, is_good=True)
         closing = list(self._closing)
         for kept in closing:
             await kept.closed.wait()
@@ -302,21 +311,40 @@ class KeptSessions:
     def _make_room(self) -> None:
         """Close as many as the session that waits longest needs."""
         while self._kept and not self.room.admits_next([k.reservation for k in self._closing]):
-            self._evict(self._kept[0])
+            self._evict(self._kept[0], is_good=True)
 
-    def _evict(self, kept: KeptSession) -> None:
+    def _evict(self, kept: KeptSession, *, is_good: bool = False) -> None:
+        """Close it; to disk, if it is as good as ever."""
         if kept in self._kept:
             self._kept.remove(kept)
         self._closing.append(kept)
-        self._nursery.start_soon(self._close, kept)
+        self._nursery.start_soon(self._close, kept, is_good)
 
-    async def _close(self, kept: KeptSession) -> None:
+    async def _close(self, kept: KeptSession, is_good: bool) -> None:
         try:
-            await kept.pipeline.aclose()
+            if not (is_good and await self._store(kept)):
+                await kept.pipeline.aclose()
         finally:
             self._closing.remove(kept)
             kept.closed.set()
             self.room.give_back(kept.reservation)
+
+    async def _store(self, kept: KeptSession) -> bool:
+        """Have it written to disk where it is, if that is of use; whether it is there, and closed."""
+        prefix = StoredPrefix(
+            tuple(kept.tokens), tuple(kept.calls), kept.adapter, stages_of(kept.selection)
+        )
+        is_wanted = (
+            self.is_enabled
+            and self._is_current(kept)
+            and all(item.worker.stores_prefixes for item in kept.selection.stages)
+            and self.stored.lacks(prefix)
+        )
+        if not is_wanted or not await kept.pipeline.store(prefix_name(prefix.tokens)):
+            return False
+        logger.debug("%d tokens of a session are on disk", len(prefix.tokens))
+        self.stored.add(prefix)
+        return True
 
     async def follow_fleet(self) -> None:
         """Close the sessions whose members leave or are lost; runs until cancelled."""
@@ -331,7 +359,7 @@ class KeptSessions:
             await trio.sleep(EXPIRY_INTERVAL)
             now = trio.current_time()
             for kept in [kept for kept in self._kept if kept.until <= now]:
-                self._evict(kept)
+                self._evict(kept, is_good=True)
 
 
 @asynccontextmanager

@@ -28,7 +28,7 @@ from neurogrid.inference.generation.generation_spans import note_failure, recove
 from neurogrid.inference.generation.kept_sessions import Beginning, KeptSessions
 from neurogrid.inference.generation.prefixes import first_calls
 from neurogrid.inference.generation.prompt_readers import PromptReader
-from neurogrid.inference.generation.sight import SeenImages
+from neurogrid.inference.generation.stored_prefixes import StoredPrefix
 from neurogrid.inference.pipeline.prefill import Bounds, chunk_lengths
 from neurogrid.inference.pipeline.routing import Routing
 from neurogrid.inference.pipeline.selection import Selection, Selector
@@ -247,10 +247,20 @@ class TokenSession:
             return
         timeout = max(deadline - trio.current_time(), 0.0)
         self._select(await self._selector.select(timeout=timeout, avoid=self._avoid))
+        stored = self._stored_beginning()
         while True:
             try:
-                await self._open_pipeline()
+                if stored is None:
+                    await self._open_pipeline()
+                else:
+                    await self._open_pipeline(stored[0].prior(stored[1]))
+                    self._begun_with(stored[0].calls, stored[1])
                 return
+            except PriorLostError as exc:
+                assert stored is not None
+                logger.debug("%d tokens are computed again: %s", stored[1], exc)
+                self._kept.stored.forget(stored[0])
+                stored = None
             except NoRouteError as exc:
                 delay = min(_seconds_until_room(exc), deadline - trio.current_time())
                 if delay <= 0:
@@ -279,12 +289,24 @@ class TokenSession:
             await self._close()
             return False
         self._kept.taken(beginning)
-        self.num_reused = beginning.num_tokens
-        reused = first_calls(kept.calls, self.num_reused)
+        self._begun_with(kept.calls, beginning.num_tokens)
+        return True
+
+    def _stored_beginning(self) -> tuple[StoredPrefix, int] | None:
+        """What is on the disks of the workers that this session can begin with, and how many tokens of it."""
+        is_first = not (self._num_done or self._is_cut)
+        if not is_first or self._beginning.is_alone or self._recording is not None:
+            return None
+        assert self._selection is not None
+        return self._kept.stored.best(self._tokens, self._beginning.adapter, self._selection)
+
+    def _begun_with(self, calls: Sequence[int], num_tokens: int) -> None:
+        """The session is open, with so many tokens that these calls had computed."""
+        self.num_reused = num_tokens
+        reused = first_calls(calls, num_tokens)
         # Where calls need not be repeated, their bounds may be others than where it was cut.
         reused += [self.num_reused - sum(reused)] if sum(reused) < self.num_reused else []
         self._calls = [*reused, len(self._tokens) - self.num_reused]
-        return True
 
     def _select(self, selection: Selection) -> None:
         self._selection = self._counted.enter_context(selection)

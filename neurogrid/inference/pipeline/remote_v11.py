@@ -47,6 +47,15 @@ class RemoteWorkerV11(DeliveryV11, SessionWorker):
             timeout=self.timeouts.describe,
         )
 
+    async def store_session(self, session_id: int, name: bytes) -> bool:
+        reply = await self._request(
+            MessageType.SESSION_CLOSE,
+            SessionClose(session_id=session_id, store=name).encode(),
+            MessageType.SESSION_ACK,
+            timeout=self.timeouts.layer,  # as long as such a file takes
+        )
+        return SessionAck.decode(reply.data).stored
+
     async def session_reached(self, session_id: int) -> Reached:
         reply = await self._request(
             MessageType.SESSION_QUERY,

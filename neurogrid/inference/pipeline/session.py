@@ -37,6 +37,8 @@ logger = logging.getLogger(__name__)
 
 # A session is closed politely, but nobody waits long for a worker that is gone. Seconds.
 CLOSE_TIMEOUT = 2.0
+# So long may it take workers to write what it has to disk. Seconds.
+STORE_TIMEOUT = 20.0
 # Codes that say: the prior is not there, or not as it should be.
 PRIOR_REFUSED = frozenset({ErrorCode.SESSION_UNKNOWN, ErrorCode.POSITION_MISMATCH})
 
@@ -107,6 +109,27 @@ class PipelineSession(trio.abc.AsyncResource):
         hidden_BTD = await prefill.run()
         self.length = chunks[-1][1]
         return hidden_BTD
+
+    async def store(self, name: bytes) -> bool:
+        """Close the session on all stages, and have what it has written to their disks first; whether all have it.
+
+        Returns once it is closed on all of them if they have, and else after a while.
+        """
+        stored: list[str] = []
+
+        async def store_on(item: PipelineStage) -> None:
+            try:
+                if await item.worker.store_session(self.session_id, name):
+                    stored.append(item.peer_id)
+            except NeuroGridError as exc:
+                logger.debug("could not store a session on %s: %s", item.peer_id, exc)
+
+        with trio.move_on_after(STORE_TIMEOUT):
+            async with trio.open_nursery() as nursery:
+                for chain in self.chains:
+                    for item in chain.stages:
+                        nursery.start_soon(store_on, item)
+        return len(stored) == len(self.peer_ids)
 
     async def aclose(self) -> None:
         """Close the session on all stages that can be told, also when cancelled.
@@ -208,6 +231,7 @@ async def _open(
             route=route,
             wire=routing.wire,
             prior=prior.session_id if prior else 0,
+            stored=prior.stored if prior else b"",
             prior_length=prior.num_tokens if prior else 0,
             keep_prior=prior.stays_open if prior else False,
             adapter=adapter.ids(item.stage.start, item.stage.stop) if adapter else b"",

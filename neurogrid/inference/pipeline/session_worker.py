@@ -23,11 +23,13 @@ class Prior:
     Attributes:
         num_tokens: how many.
         stays_open: they are copied; otherwise it is over.
+        stored: the name of what is on the workers' disks, which has no id; empty for a session that is open.
     """
 
     session_id: int
     num_tokens: int
     stays_open: bool
+    stored: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +99,11 @@ class SessionWorker(RemoteWorker):
     @abstractmethod
     async def close_session(self, session_id: int) -> None:
         """Close a session; its cache is freed."""
+
+    async def store_session(self, session_id: int, name: bytes) -> bool:
+        """Close a session, and have what it has written to disk first; whether that is there."""
+        await self.close_session(session_id)
+        return False
 
     @abstractmethod
     async def session_reached(self, session_id: int) -> Reached:

@@ -12,6 +12,7 @@ import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 
+import torch
 import trio
 
 from neurogrid.errors import RemoteProtocolError, RequestRefusedError, TransportError
@@ -40,8 +41,8 @@ from neurogrid.planner import name_range
 from neurogrid.worker.adapters import WorkerAdapters
 from neurogrid.worker.held_model import HeldModel
 from neurogrid.worker.links import WorkerLinks
-from neurogrid.worker.state import WorkerState, name_layers
-from neurogrid.worker.tenant import Assignment, Tenant
+from neurogrid.worker.prefixes import PrefixIdentity
+from neurogrid.worker.state import Assignment, WorkerState, name_layers
 from neurogrid.worker.transfers import TransferService
 
 __all__ = ["SessionService"]
@@ -175,7 +176,10 @@ class SessionService:
             )
         prior = self._prior(opened, sender_of(message), adapter)
         if prior is None:
-            session = self._add(opened, tenant, model, None, adapter)
+            session = self._add(opened, sender_of(message), model, None, adapter)
+            if opened.stored:
+                async with session.turn:
+                    await self._begin_with_stored(session, opened)
         else:
             # After what came for it before this.
             async with prior.turn:
@@ -187,7 +191,7 @@ class SessionService:
         # A peer that names no prior knows how long the session is.
         ack = SessionAck(
             opened.session_id,
-            length=session.length if prior else None,
+            length=session.length if prior or opened.stored else None,
             adapter=adapter is not None,
             cuts=session.takes_cuts,
             images=session.images is not None,
@@ -262,6 +266,7 @@ class SessionService:
             place=self._place(opened, owner),
             wire=opened.wire or dtype_name(model.dtype),
             adapter=adapter,
+            adapter_ids=opened.adapter,
             takes_cuts=opened.cuts and model.traits.rolls_back and cache.can_go_back,
             images=_images(opened, model),
         )
@@ -324,6 +329,75 @@ class SessionService:
         session.cache.images = session.images
         session.length = length
 
+    async def _begin_with_stored(self, session: Session, opened: SessionOpen) -> None:
+        """Give a session the first tokens of a prefix on disk."""
+        length, cache = opened.prior_length, session.cache
+        device = session.model.device
+        with self._dropped_on_error(session):
+            identity = self._identity(session, opened.stored)
+            loaded = None
+            if cache.can_go_back:
+                loaded = await trio.to_thread.run_sync(self._state.prefixes.load, identity)
+            if loaded is None:
+                raise RequestRefusedError(
+                    "there is no such prefix on this disk, for these layers",
+                    code=ErrorCode.SESSION_UNKNOWN,
+                    is_expected=True,
+                )
+            states, num_tokens = loaded
+
+            def restore() -> None:
+                there = {
+                    layer_id: (keys.to(device), values.to(device))
+                    for layer_id, (keys, values) in states.items()
+                }
+                with torch.inference_mode():
+                    cache.restore(there, session.start, session.stop, num_tokens)
+                    if length < num_tokens:
+                        cache.cut(length)
+
+            try:
+                if length > num_tokens:
+                    raise ValueError(f"it has {num_tokens} tokens")
+                await self._state.run_torch(restore)
+            except ValueError as exc:
+                raise RequestRefusedError(
+                    f"no session can begin with {length} tokens of this prefix: {exc}",
+                    code=ErrorCode.POSITION_MISMATCH,
+                ) from exc
+        session.length = length
+
+    def _identity(self, session: Session, name: bytes) -> PrefixIdentity:
+        """Everything on which the numbers of a session depend, under a name for its tokens."""
+        model, layers = session.model, range(session.start, session.stop)
+        return PrefixIdentity(
+            name=name,
+            owner=session.owner,
+            start=session.start,
+            stop=session.stop,
+            layers=tuple(model.held[layer_id].blob_id for layer_id in layers),
+            form=f"{dtype_name(model.dtype)} {'I8' if session.cache.is_coded else ''}",
+            adapter=session.adapter_ids,
+        )
+
+    async def _store(self, session: Session, name: bytes) -> bool:
+        """Write what a session has to disk, after what came for it; False where that cannot be."""
+        async with session.turn:
+            cache, length = session.cache, session.length
+            if (
+                session not in self._sessions
+                or cache.is_spoiled
+                or not length
+                or not cache.can_go_back
+                or cache.length != length
+            ):
+                return False
+            identity = self._identity(session, name)
+            states = await self._state.run_torch(cache.states)
+            return await trio.to_thread.run_sync(
+                self._state.prefixes.store, identity, states, length
+            )
+
     def _require_room(
         self,
         model: HeldModel,
@@ -363,9 +437,13 @@ class SessionService:
 
     async def _on_close(self, message: TensorMessage) -> None:
         closed, sender = SessionClose.decode(message.data), sender_of(message)
-        if sender in self._state.tenants:
+        is_stored = False
+        if sender == self._state.coordinator:
+            session = self._sessions.of(closed.session_id, sender)
+            if closed.store and session is not None:
+                is_stored = await self._store(session, closed.store)
             self._sessions.close(closed.session_id, sender)
-        ack = SessionAck(session_id=closed.session_id)
+        ack = SessionAck(session_id=closed.session_id, stored=is_stored)
         await self._state.answer(message, MessageType.SESSION_ACK, ack.encode())
 
     async def _on_query(self, message: TensorMessage) -> None:

@@ -53,6 +53,7 @@ class Session:
         is_over: nothing is to be computed for it any more.
         number: its own in this process, whoever opened it, and also where it has no id.
         adapter: beside its layers; None for none.
+        adapter_ids: the blobs of its parts, as SessionOpen has them; empty for none.
         takes_cuts: its activations may begin before its end.
         last_position: where the last one began; None before the first.
         images: where its images are, where its layers make something of that; None for nowhere.
@@ -75,6 +76,7 @@ class Session:
     is_over: bool = False
     number: int = field(default_factory=_numbers.__next__)
     adapter: Adapter | None = None
+    adapter_ids: bytes = b""
     takes_cuts: bool = False
     last_position: int | None = None
     images: ImagePlaces | None = None

@@ -25,8 +25,8 @@ object keeps the lengths. A forward of its own brings them back first.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Iterator
-from typing import Any, Protocol
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Protocol, TypeAlias
 
 import torch
 from transformers import DynamicCache, PreTrainedConfig
@@ -37,7 +37,10 @@ from neurogrid.model.caches.prepared import PreparedPass
 from neurogrid.model.caches.state_room import StateRoom
 from neurogrid.model.kernels import CODED_DTYPE, decode_states, encode_states
 
-__all__ = ["MAX_FEW", "Home", "StageCache"]
+__all__ = ["MAX_FEW", "Home", "LayerStates", "StageCache"]
+
+LayerStates: TypeAlias = tuple[torch.Tensor, torch.Tensor]
+"""Keys and values of one layer, as a cache keeps them: [1, H, tokens, size]."""
 
 # Tokens of a forward that may be forgotten again one by one, and that are written to their places: more are a prompt's.
 MAX_FEW = 64
@@ -329,9 +332,46 @@ class StageCache(DynamicCache):
                     self.layers[i] = _first_tokens(other.layers[i], num_tokens if is_cut else None)
                 self._lengths[i] = min(length, num_tokens)
 
-    def shift(self, position: int) -> int:
-        """What images before it add to the position of a token of text."""
-        return 0 if self.images is None else self.images.shift(position)
+    def states(self) -> dict[int, LayerStates]:
+        """Keys and values of all layers that have some, for `restore`; as long as nothing is computed for it.
+
+        Of a cache that `can_go_back`: others have states besides.
+        """
+        assert self.can_go_back
+        self._take_home()
+        found = {}
+        for layer_id, length in enumerate(self._lengths):
+            layer: Any = self.layers[layer_id]
+            if length and isinstance(getattr(layer, "keys", None), torch.Tensor):
+                found[layer_id] = layer.keys, layer.values
+        return found
+
+    def restore(
+        self, states: Mapping[int, LayerStates], start: int, stop: int, num_tokens: int
+    ) -> None:
+        """Have what another cache had over layers [start, stop) when it had so many tokens. This one is empty.
+
+        Raises:
+            ValueError: that cannot be of so many tokens. The cache is of no use then.
+        """
+        assert self.can_go_back
+        if self.length:
+            raise ValueError(f"this one has {self.length} tokens")
+        for layer_id, (keys, values) in states.items():
+            window = self._windows[layer_id]
+            kept = min(num_tokens, window - 1) if window else num_tokens
+            if (keys.shape[0], keys.shape[2]) != (1, kept) or keys.shape[:3] != values.shape[:3]:
+                raise ValueError(
+                    f"layer {layer_id} keeps {list(keys.shape)} of {num_tokens} tokens"
+                )
+            if (keys.dtype == CODED_DTYPE) is not self.is_coded or keys.dtype != values.dtype:
+                raise ValueError(f"layer {layer_id} keeps {keys.dtype}")
+            layer: Any = self.layers[layer_id]
+            layer.lazy_initialization(keys, values)
+            layer.keys, layer.values = keys, values
+            if window:
+                layer.cumulative_length = num_tokens
+        self._lengths[start:stop] = [num_tokens] * (stop - start)
 
     def spoil(self, reason: str) -> None:
         """Refuse all further use: a forward failed for `reason` after it may have written."""

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from math import prod
 
 import torch
+from safetensors.torch import save
 
 from neurogrid.errors import CheckpointError, UnsupportedModelError
 from neurogrid.model.files.foreign_codes import ForeignFormat
@@ -50,6 +51,7 @@ __all__ = [
     "parse_blob",
     "quantized",
     "tensor_of",
+    "write_blob",
 ]
 
 # Tensors in one layer: 20 times a mixture of 256 experts (DeepSeek-V3: 780).
@@ -407,6 +409,11 @@ class RecentLayers:
             if found is not None:
                 self._made.move_to_end(blob)
             return found
+
+
+def write_blob(tensors: Mapping[str, torch.Tensor]) -> bytes:
+    """The bytes of a blob of these tensors, contiguous and on the CPU, as `parse_blob` reads it; a copy."""
+    return save(dict(tensors))
 
 
 def parse_blob(data: bytes | bytearray | memoryview) -> dict[str, torch.Tensor]:

@@ -69,6 +69,7 @@ from neurogrid.p2p.wire.placement import (
 )
 from neurogrid.p2p.wire.route import Route
 from neurogrid.p2p.wire.session_control import (
+    PREFIX_BYTES,
     SESSION_DTYPES,
     SessionAck,
     SessionClose,
@@ -176,6 +177,7 @@ __all__ = [
     "decode_bitmap",
     "Ready",
     "Route",
+    "PREFIX_BYTES",
     "SESSION_DTYPES",
     "ImageSpan",
     "SessionOpen",

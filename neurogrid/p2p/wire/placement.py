@@ -94,16 +94,19 @@ class AssignAck(ControlPayload):
         held: layers of the range that the worker has under this config, in any order. A hint: what
             counts is the answer to the offer of each.
         has_cache: keys and values are kept as the Assign says.
+        stores_prefixes: what a session has can be written to disk, and another begin with it.
     """
 
     held: tuple[int, ...]
     has_cache: bool = False
+    stores_prefixes: bool = False
 
     _map = Map(
         "AssignAck",
         {
             "held": array(uint(MAX_LAYERS - 1), MAX_LAYERS),
             "cache": optional(BOOLEAN),
+            "prefixes": optional(BOOLEAN),
         },
     )
 

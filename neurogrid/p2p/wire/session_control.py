@@ -21,10 +21,20 @@ from neurogrid.p2p.wire.limits import (
 )
 from neurogrid.p2p.wire.maps import MAX_U32, MAX_U64, check_span
 
-__all__ = ["SESSION_DTYPES", "SessionAck", "SessionClose", "SessionOpen", "SessionQuery"]
+__all__ = [
+    "PREFIX_BYTES",
+    "SESSION_DTYPES",
+    "SessionAck",
+    "SessionClose",
+    "SessionOpen",
+    "SessionQuery",
+]
 
 SESSION_DTYPES: Final = frozenset({"F32", "F16", "BF16", "I8"})
 """In what the activations of a session may travel."""
+
+PREFIX_BYTES: Final = 32
+"""Bytes of what a coordinator calls a prefix on disk."""
 
 # A signature and at least one byte.
 _MIN_ROUTE_BYTES: Final = 65
@@ -43,7 +53,9 @@ class SessionOpen(ControlPayload):
         wire: one of `SESSION_DTYPES`: in what activations and responses travel; empty for what the stage
             computes in.
         prior: a session over the same layers, of which this one begins with the first tokens; 0 for none.
-        prior_length: how many of them, 1 to `max_length`; 0 without a prior.
+        stored: a prefix on the worker's disk, of which this one begins with the first tokens, `PREFIX_BYTES`; empty for
+            none.
+        prior_length: how many of them, 1 to `max_length`; 0 without a prior or a prefix.
         keep_prior: the prior stays open, and what it has is copied; otherwise it is over.
         adapter: for each layer the id of the blob of its part, 32 zero bytes for a layer without one; empty for no
             adapter.
@@ -63,7 +75,7 @@ class SessionOpen(ControlPayload):
     keep_prior: bool = False
     adapter: bytes = b""
     cuts: bool = False
-    images: bytes = b""
+    stored: bytes = b""
 
     _map = Map(
         "SessionOpen",
@@ -79,14 +91,21 @@ class SessionOpen(ControlPayload):
             "keep_prior": optional(BOOLEAN),
             "adapter": optional(binary(MAX_ADAPTER_BYTES, smallest=BLOB_ID_BYTES)),
             "cuts": optional(BOOLEAN),
-            "images": optional(binary(MAX_IMAGE_SPAN_BYTES, smallest=IMAGE_SPAN_BYTES)),
+            "stored": optional(binary(PREFIX_BYTES, smallest=PREFIX_BYTES)),
         },
     )
 
     def _check(self) -> None:
         check_span("SessionOpen", self.start_layer, self.stop_layer)
-        if bool(self.prior) != bool(self.prior_length) or (self.keep_prior and not self.prior):
-            raise violation("a prior session and its length go together")
+        has_prior = bool(self.prior or self.stored)
+        if has_prior != bool(self.prior_length) or (self.keep_prior and not self.prior):
+            raise violation("a prior session, or a prefix on disk, and its length go together")
+        if self.prior and self.stored:
+            raise violation("a session begins with a prior session or with a prefix on disk")
+        if self.stored and self.prior_length > self.max_length:
+            raise violation(
+                f"no session of {self.max_length} tokens begins with {self.prior_length} of a prefix"
+            )
         if self.prior and (self.prior_length > self.max_length or self.prior == self.session_id):
             raise violation(
                 f"no session of {self.max_length} tokens begins with {self.prior_length} of session "
@@ -108,11 +127,20 @@ _SESSION_ID: Final = {"sid": uint(MAX_U64)}
 
 @dataclass(frozen=True, slots=True)
 class SessionClose(ControlPayload):
-    """The session is over and its caches may go."""
+    """The session is over and its caches may go.
+
+    Attributes:
+        session_id: u64.
+        store: write them to disk first, as the prefix that is called so, `PREFIX_BYTES`; empty for no such thing.
+    """
 
     session_id: int
+    store: bytes = b""
 
-    _map = Map("SessionClose", _SESSION_ID)
+    _map = Map(
+        "SessionClose",
+        {**_SESSION_ID, "store": optional(binary(PREFIX_BYTES, smallest=PREFIX_BYTES))},
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +161,7 @@ class SessionAck(ControlPayload):
         length: tokens, u32, that the session has taken and computed; None where that is not told.
         adapter: the session has the adapter that it was opened with.
         cuts: its activations may begin before its end, as was asked for.
+        stored: its caches were written to disk, as was asked for.
         last_position: where the activation began that it took last, u32; None where there was none, or it is not told.
         images: its layers know where its images are.
     """
@@ -142,7 +171,7 @@ class SessionAck(ControlPayload):
     adapter: bool = False
     cuts: bool = False
     last_position: int | None = None
-    images: bool = False
+    stored: bool = False
 
     _map = Map(
         "SessionAck",
@@ -152,6 +181,6 @@ class SessionAck(ControlPayload):
             "adapter": optional(BOOLEAN),
             "cuts": optional(BOOLEAN),
             "pos": nullable(uint(MAX_U32)),
-            "images": optional(BOOLEAN),
+            "stored": optional(BOOLEAN),
         },
     )
