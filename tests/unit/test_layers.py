@@ -399,6 +399,7 @@ HOUSE = (
     server(".openapi"),
     server(".openai"),
     server(".ollama"),
+    server(".llama_cpp"),
     server(".cluster"),
     server(".page"),
     server(".training"),

@@ -352,6 +352,7 @@ def test_other_paths_say_what_is_offered(model: LoadedModel, path: str) -> None:
     [
         ("completions", {"best_of": True}, 400, "best_of"),
         ("completions", {"suffix": "x"}, 400, "suffix"),
+        ("chat/completions", {"suffix": "x"}, 400, "suffix"),
         ("completions", {"max_tokens": 0}, 422, "max_tokens"),
         ("completions", {"n": 3, "best_of": 2}, 422, "best_of"),
         ("completions", {"best_of": 2, "stream": True}, 422, "best_of"),

@@ -47,6 +47,7 @@ class Told:
     num_open: int = 0
     most_open: int = 0
     sampling: list[SamplingParams] = field(default_factory=list)
+    prompts: list[list[int]] = field(default_factory=list)
     why_not_ready: str | None = None
     text: str = TEXT
     grammars: list[Any] = field(default_factory=list)
@@ -60,6 +61,7 @@ class Told:
         self, token_ids: Any, *, max_tokens: int, sampling: SamplingParams, **more: Any
     ) -> AsyncGenerator[GeneratedToken, None]:
         self.sampling.append(sampling)
+        self.prompts.append(list(token_ids))
         self.asked_adapters.append(more.get("adapter"))
         self.grammars.append(more.get("grammar"))
         self.num_open += 1

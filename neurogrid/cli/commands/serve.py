@@ -242,6 +242,8 @@ async def open_server(
     from neurogrid.server.health import HEALTH_PATHS, health_routes
     from neurogrid.server.http.guard import Access
     from neurogrid.server.http.http_server import open_http
+    from neurogrid.server.llama_cpp.paths import LLAMA_CPP_PATHS
+    from neurogrid.server.llama_cpp.routes import llama_cpp_routes
     from neurogrid.server.metrics import METRICS_PATHS, metrics_routes
     from neurogrid.server.ollama.paths import OLLAMA_PATHS
     from neurogrid.server.ollama.routes import ollama_routes
@@ -268,12 +270,20 @@ async def open_server(
             ),
             *adapter_routes(backend, where.adapter_root),
             *ollama_routes(backend, request_timeout=where.request_timeout),
-            *clusters,
+            *llama_cpp_routes(backend, request_timeout=where.request_timeout),
+            *cluster_routes(board),
             *metrics_routes(metrics.registry),
         ],
         open_routes=[
             *health_routes(backend),
-            *openapi_routes(OPENAI_PATHS, OLLAMA_PATHS, CLUSTER_PATHS, HEALTH_PATHS, METRICS_PATHS),
+            *openapi_routes(
+                OPENAI_PATHS,
+                OLLAMA_PATHS,
+                LLAMA_CPP_PATHS,
+                CLUSTER_PATHS,
+                HEALTH_PATHS,
+                METRICS_PATHS,
+            ),
             *page_routes(),
         ],
         access=Access(where.keys, frozenset({where.host}), where.cors_origins),

@@ -46,6 +46,8 @@ _TEMPLATE_FILE = "chat_template.json"
 _VERBATIM = {"skip_special_tokens": False, "clean_up_tokenization_spaces": False}
 _PROBE = "neurogrid looks for this"
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+_SPACE = "▁"  # of SentencePiece
+_ALONE = "☺"
 _BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 
 # Tokens in a window that ends in a replacement character before its start is cut off, and those
@@ -132,6 +134,15 @@ class Tokenizer:
         """The ids of `text`, with the special tokens that the tokenizer adds, unless it has them already."""
         ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens)
         return ids
+
+    def encode_within(self, text: str) -> list[int]:
+        """The ids of `text` behind other text, without the space that some tokenizers put before a text."""
+        first = self.encode("a", add_special_tokens=False)[:1]
+        if not self.names(first)[0].startswith(_SPACE):
+            return self.encode(text, add_special_tokens=False)
+        # As mistral-common and Code Llama do it: no token goes over from this character to another.
+        before = self.encode(_ALONE, add_special_tokens=False)
+        return self.encode(_ALONE + text, add_special_tokens=False)[len(before) :]
 
     @property
     def has_chat_template(self) -> bool:
@@ -266,6 +277,12 @@ class Tokenizer:
         backend.no_padding()
         backend.no_truncation()
         return str(backend.to_str())
+
+    def token_id(self, name: str) -> int | None:
+        """The id of the token that the vocabulary has under exactly this name; None where it has none."""
+        token_id: Any = self._backend.convert_tokens_to_ids(name)
+        # Where it has none, there may be one for all that is unknown.
+        return token_id if token_id is not None and self.names([token_id]) == [name] else None
 
     def special_id(self, text: str) -> int | None:
         """The id of a special token, which `decode` leaves out; None where `text` is no such token."""

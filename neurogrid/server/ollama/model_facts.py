@@ -13,6 +13,8 @@ from typing import Any
 
 from neurogrid.inference.generation.coordinator import Coordinator
 from neurogrid.inference.generation.loaded_model import LoadedModel
+from neurogrid.model.files.fill_in import read_fill_in
+from neurogrid.model.files.tokenizer import Tokenizer
 from neurogrid.server.ollama.request_reader import TAG
 
 __all__ = ["listed", "shown"]
@@ -63,6 +65,7 @@ def _capabilities(model: LoadedModel) -> list[str]:
         "vision": model.sight is not None,
         "tools": tokenizer.template_names("tools", tools=True),
         "thinking": tokenizer.template_names("enable_thinking"),
+        "insert": read_fill_in(tokenizer) is not None,
     }
     return ["completion", "embedding", *(name for name, has in named.items() if has)]
 

@@ -102,19 +102,16 @@ async def read_ollama_generate(
     check(body, GENERATE_REQUEST)
     name = read_name(model, adapters, body["model"])
     prompt, system = body.get("prompt") or "", body.get("system") or ""
-    if not prompt:
+    suffix = body.get("suffix") or ""
+    if not (prompt or suffix):
         return _load(body)
     fields = {**_fields(body, model), "model": name}
     has_template = model.tokenizer.has_chat_template
-    images = body.get("images") or []
-    if images:
-        require_sight(model, "images[0]", "images")
-    if images and (body.get("raw") or not has_template):
-        why = "raw uses no template" if body.get("raw") else "this model has no chat template"
-        raise APIError(400, f"images cannot be told to the model: {why}", param="images")
-    if body.get("raw") or not has_template:
+    if body.get("raw") or suffix or not has_template:
         if system:
-            why = "raw uses no template" if body.get("raw") else "this model has no chat template"
+            why = "this model has no chat template"
+            if body.get("raw") or suffix:
+                why = f"{'raw' if body.get('raw') else 'suffix'} uses no template"
             raise APIError(400, f"system cannot be told to the model: {why}", param="system")
         if _form(body):
             raise APIError(
@@ -125,7 +122,7 @@ async def read_ollama_generate(
             )
         if body.get("logprobs"):
             fields["logprobs"] = int(body.get("top_logprobs") or 0)
-        fields["prompt"] = prompt
+        fields |= {"prompt": prompt, "suffix": suffix}
         request = await read_completion(fields, model, adapters, default_tokens=None)
         return _bounded(request, body)
     before = [{"role": "system", "content": system}] if system else []

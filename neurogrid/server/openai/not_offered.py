@@ -24,7 +24,6 @@ _COMMON: Final[Mapping[str, tuple[object, ...]]] = {
     "moderation": (None,),
     "web_search_options": (None,),
     "verbosity": (None, "medium"),
-    "suffix": (None, ""),
     # Of other servers.
     "use_beam_search": (None, False),
     "guided_json": (None,),
@@ -45,6 +44,7 @@ NOT_IN_CHATS: Final[Mapping[str, tuple[object, ...]]] = {
     "best_of": (None, 1),
     "chat_template": (None,),
     "documents": (None, []),
+    "suffix": (None, ""),
     "echo": (None, False),
     "add_special_tokens": (None, False),
 }

@@ -25,7 +25,7 @@ from neurogrid.model.files.tokenizer import ChatEnding, Tokenizer
 from neurogrid.model.grammars import Grammar, GrammarBusyError
 from neurogrid.model.images.reader import ImageInputs
 from neurogrid.server.errors import APIError
-from neurogrid.server.openai.image_parts import read_images
+from neurogrid.server.openai.fill_in_prompts import fill_in_ends, fill_in_prompt, read_filling
 from neurogrid.server.openai.not_offered import (
     NOT_IN_CHATS,
     NOT_IN_TEXTS,
@@ -260,7 +260,14 @@ async def read_completion(
     given = body["prompt"]
     if isinstance(given, str) or (given and isinstance(given[0], int | float)):
         given = [given]
-    prompts = [await _tokens(prompt, model) for prompt in given]
+    if suffix := body.get("suffix"):
+        if body.get("echo"):
+            raise _impossible("echo cannot be with suffix: the answer stands between two", "echo")
+        filling = read_filling(model, "suffix")
+        prompts = [await fill_in_prompt(filling, prompt, suffix) for prompt in given]
+        body = {**body, "stop_token_ids": fill_in_ends(filling, model, body.get("stop_token_ids"))}
+    else:
+        prompts = [await _tokens(prompt, model) for prompt in given]
     num_logprobs = body.get("logprobs")
     echoes = [""] * len(prompts)
     if body.get("echo"):

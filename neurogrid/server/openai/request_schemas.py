@@ -233,6 +233,11 @@ COMPLETION_REQUEST: Schema = {
                 {"type": "array", "items": _TOKEN_IDS, "minItems": 1, "maxItems": MAX_CHOICES},
             ],
         },
+        "suffix": {
+            "type": ["string", "null"],
+            "maxLength": MAX_PROMPT_CHARS,
+            "description": "Text behind the gap that the answer fills; for models with tokens for that.",
+        },
         "max_tokens": {
             **_COUNT,
             "minimum": 0,
