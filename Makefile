@@ -17,8 +17,8 @@ REQUIREMENTS := packaging/requirements
 .venv/.dev-ready: .venv/.ready $(REQUIREMENTS)/dev.txt $(REQUIREMENTS)/otel.txt $(REQUIREMENTS)/training.txt
 	.ci/setup dev
 
-# Peers in other languages.
-.venv/.peers-ready: .venv/.dev-ready tests/e2e/interop/js/package-lock.json
+# Peers in other languages, and clients with an environment of their own.
+.venv/.peers-ready: .venv/.dev-ready tests/e2e/interop/js/package-lock.json $(REQUIREMENTS)/clients.txt
 	.ci/setup peers
 
 # Setup makes them where it finds a compiler, and goes on without; who asks for them here is told why there are none.

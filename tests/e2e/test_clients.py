@@ -113,7 +113,7 @@ def start_client(*command: str, asked: str) -> Iterator[subprocess.Popen[str]]:
         "LITELLM_LOCAL_MODEL_COST_MAP": "True",
         "LANGSMITH_TRACING": "false",
     }
-    pipes = {name: subprocess.PIPE for name in ("stdin", "stdout", "stderr")}
+    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
     process = subprocess.Popen(command, text=True, env=environment, **pipes)
     try:
         assert process.stdin is not None
