@@ -244,7 +244,7 @@ def test_infill_as_llama_vim_asks_for_it(cluster: Cluster) -> None:
     expected = cluster.text(prompt, stop_token_ids=list(filling.end_ids))
     whole = cluster.post("/infill", **body)
     assert (whole["content"], whole["truncated"]) == (expected, False)
-    assert 0 < whole["timings/prompt_n"] <= len(prompt)
+    assert whole["timings/prompt_n"] <= len(prompt)
     fields = {**body, "stream": True, "temperature": 0}
     url = f"{cluster.server.url}/infill"
     with httpx.stream("POST", url, json=fields, timeout=DEADLINE) as answer:

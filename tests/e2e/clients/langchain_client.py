@@ -43,7 +43,8 @@ def main(asked: dict[str, Any]) -> dict[str, Any]:
     whole = chat.invoke(prompts[0])
     text = OpenAI(**place, **answers)
     # Their answers have to end by themselves.
-    held = ChatOpenAI(**place, temperature=0, model_kwargs={"logit_bias": asked["bias"]})
+    bias = {int(token_id): int(value) for token_id, value in asked["bias"].items()}
+    held = ChatOpenAI(**place, temperature=0, logit_bias=bias)
     called = held.bind_tools([get_weather], tool_choice="get_weather").invoke(prompts[0])
     (call,) = called.tool_calls
     result = get_weather.invoke(call)
