@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 
 from tests.e2e.server_process import ServerProcess, start_server
 from tests.e2e.support import DEADLINE
+from tests.fill_in_checkpoint import make_fill_in_checkpoint
 
 # What may have the status 400 although the document allows it.
 REFUSED_CODES = {"context_length_exceeded", "chat_template", "unsupported_parameter"}
@@ -41,12 +42,14 @@ POSTED_TOO = (
     "/api/embed",
     "/api/embeddings",
     "/api/show",
+    "/infill",
 )
 # How errors of Ollama's API begin that have such a code elsewhere.
 REFUSED_WORDS = (
     *("the prompt has", "sessions have at most", "system cannot be told", "the model's"),
     *(f"{name} supported by this model" for name in ("tools are not", "enable_thinking is not")),
     "reasoning_effort is not supported by this model",
+    "format and think are not supported where no template",
 )
 # Those of messages, and of a prompt: which image it is stands before that.
 NO_IMAGES = "is an image, and this model takes none here"
@@ -55,7 +58,9 @@ NO_IMAGES = "is an image, and this model takes none here"
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     directory = tmp_path_factory.mktemp("document")
-    with start_server(directory, "--local-workers", "2", "--max-seq-len", "64") as server:
+    # With what filling in takes, so that it is answered.
+    model = ("--model", str(make_fill_in_checkpoint(directory / "embedded")))
+    with start_server(directory, *model, "--local-workers", "2", "--max-seq-len", "64") as server:
         yield server
 
 
@@ -67,7 +72,7 @@ def shortened(body: Any) -> Any:
         body = {**body, "model": "embedded"}
     if isinstance(body.get("options"), dict):
         body = {**body, "options": {**body["options"], "num_predict": MAX_TOKENS}}
-    for name in ("max_tokens", "max_completion_tokens", "max_output_tokens"):
+    for name in ("max_tokens", "max_completion_tokens", "max_output_tokens", "n_predict"):
         most = MAX_TOKENS
         if body.get(name) is None or (type(body[name]) is int and body[name] > most):
             body = {**body, name: most}

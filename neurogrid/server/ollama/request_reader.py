@@ -15,7 +15,7 @@ from neurogrid.inference.generation.loaded_model import LoadedModel
 from neurogrid.server.errors import APIError
 from neurogrid.server.ollama.not_offered import refuse_fields
 from neurogrid.server.ollama.request_schemas import CHAT_REQUEST, GENERATE_REQUEST
-from neurogrid.server.openai.image_parts import require_sight
+from neurogrid.server.openai.fill_in_prompts import read_filling
 from neurogrid.server.openai.request_reader import (
     CompletionRequest,
     read_chat,
@@ -105,6 +105,8 @@ async def read_ollama_generate(
     suffix = body.get("suffix") or ""
     if not (prompt or suffix):
         return _load(body)
+    if suffix:
+        read_filling(model, "suffix")  # before what else is wrong beside it
     fields = {**_fields(body, model), "model": name}
     has_template = model.tokenizer.has_chat_template
     if body.get("raw") or suffix or not has_template:
