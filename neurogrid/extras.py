@@ -34,9 +34,10 @@ EXTRAS: Final[dict[str, frozenset[str]]] = {
             "h11",
             "prometheus_client",
             "shtab",
+            "PIL",
         }
     ),
-    "training": frozenset({"accelerate", "peft", "PIL", "pyarrow"}),
+    "training": frozenset({"accelerate", "peft", "pyarrow"}),
     "otel": frozenset({"opentelemetry.sdk", "opentelemetry.exporter"}),
 }
 

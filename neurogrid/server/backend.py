@@ -105,6 +105,11 @@ class Backend:
             return ()
         return (self._coordinator.model.name, *self._coordinator.adapters.names)
 
+    @property
+    def sees(self) -> bool | None:
+        """Whether the model takes images; None where that is not known."""
+        return None if self._coordinator is None else self._coordinator.model.sight is not None
+
     @contextmanager
     def serving(self, coordinator: Coordinator) -> Iterator[None]:
         """`coordinator` is there while the block runs."""

@@ -43,11 +43,13 @@ class Remembered:
     Attributes:
         adapters: directories of those beside it, by name, in their order.
         listed: what Ollama's API lists.
+        sees: it takes images.
     """
 
     max_seq_len: int
     adapters: Mapping[str, Path] = field(default_factory=dict)
     listed: tuple[Mapping[str, object], ...] = ()
+    sees: bool = False
 
 
 class ServedModel(Backend):
@@ -109,6 +111,12 @@ class ServedModel(Backend):
         return self.remembered.max_seq_len if self.remembered is not None else None
 
     @property
+    def sees(self) -> bool | None:
+        if self._coordinator is None and self.remembered is not None:
+            return self.remembered.sees
+        return super().sees
+
+    @property
     def names(self) -> Collection[str]:
         return (self.name, *self.adapters)
 
@@ -146,7 +154,10 @@ class ServedModel(Backend):
             listed: what Ollama's API lists of it.
         """
         adapters = {each.name: each.directory for each in coordinator.adapters}
-        self.remembered = Remembered(coordinator.model.max_seq_len, adapters, tuple(listed))
+        model = coordinator.model
+        self.remembered = Remembered(
+            model.max_seq_len, adapters, tuple(listed), sees=model.sight is not None
+        )
 
     def count(self, now: float) -> float:
         """Tokens that were asked of it lately, up to this moment."""

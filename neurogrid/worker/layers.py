@@ -142,17 +142,11 @@ class LayerService:
         )
         return True
 
-    async def exchange(self, model: HeldModel, peer_id: str) -> None:
-        """Put `model` in the place of what is held, unless that is the same model."""
-        state = self._state
-        held = state.model
-        if held is None or (held.fingerprint, held.dtype) != (model.fingerprint, model.dtype):
-            state.model = model
-        else:
-            held.use_caches(coded=False)
-        state.assignment = None
-        state.on_layers_changed()
-        self._transfers.forget(peer_id)
+    async def exchange(self, tenant: Tenant, model: HeldModel) -> None:
+        """Put `model` in the place of what a tenant had, unless that is the same model."""
+        async with self._state.own_lock:
+            self._state.use_model(tenant, model)
+        self._transfers.forget(tenant.owner)
 
     async def _on_assign(self, message: TensorMessage) -> None:
         state = self._state
@@ -165,7 +159,7 @@ class LayerService:
             has_grown = before is not None and _contains(assign, before)
             await self._promise(tenant, model, assign, has_grown=has_grown)
             if not has_grown:
-                state.on_layers_changed()
+                state.on_layers_changed(tenant.owner)
             model.use_caches(coded=bool(assign.cache), max_length=assign.max_length)
             await state.run_torch(model.keep_only, assign.start_layer, assign.stop_layer)
             tenant.assignment = Assignment(
@@ -204,7 +198,11 @@ class LayerService:
         await self._state.promise(
             tenant,
             model.needed_bytes(
-                start, stop, num_tokens=assign.max_length, num_sessions=assign.max_sessions
+                start,
+                stop,
+                num_tokens=assign.max_length,
+                num_sessions=assign.max_sessions,
+                coded=bool(assign.cache),
             ),
             keeps_beside=has_grown,
             purpose=f"for {name_range(range(start, stop))} with {sessions} of {assign.max_length} tokens",
@@ -240,17 +238,6 @@ class LayerService:
                 f"{settings.max_sessions}",
                 code=ErrorCode.SESSION_LIMIT,
             )
-        try:
-            model.require_room(
-                assign.start_layer,
-                assign.stop_layer,
-                num_tokens=assign.max_length,
-                num_sessions=assign.max_sessions,
-                limit_bytes=self._state.memory().free_bytes,
-                coded=bool(assign.cache),
-            )
-        except CapacityError as exc:
-            raise RequestRefusedError(str(exc), code=ErrorCode.OUT_OF_MEMORY) from exc
 
     async def _on_layer_request(self, message: TensorMessage) -> None:
         state, sender = self._state, sender_of(message)

@@ -61,32 +61,6 @@ class WeightSource(StrEnum):
     """The worker's own model."""
 
 
-@dataclass
-class Assignment:
-    """Layers [start, stop) that the coordinator wants here, and those confirmed by their hash.
-
-    Its sessions have coded caches or not, all of them. Ready is announced once: two layers may be confirmed before
-    either of their tasks goes on.
-    """
-
-    start: int
-    stop: int
-    max_length: int
-    max_sessions: int
-    request_id: int
-    has_coded_caches: bool = False
-    confirmed: set[int] = field(default_factory=set)
-    is_announced: bool = False
-
-    @property
-    def is_ready(self) -> bool:
-        """Whether every layer is here with the announced content."""
-        return len(self.confirmed) == self.stop - self.start
-
-    def __contains__(self, layer_id: int) -> bool:
-        return self.start <= layer_id < self.stop
-
-
 class WorkerState:
     """The mutable state of one worker.
 
@@ -94,9 +68,10 @@ class WorkerState:
         checkpoint: the worker's own model directory, if it has one.
         blobs: the bytes of layers that came, in memory and on disk.
         prefixes: what sessions had, on disk.
-        model: the model of the last config, with the layers that are held.
-        assignment: the stage of the current coordinator, once assigned (1.1.0).
-        claimed: who has the worker, and for what.
+        tenants: the coordinators that are served, by peer id.
+        kept: models that no tenant has now, with the layers that stayed; the longest unused first.
+        room: what each tenant was promised of the memory.
+        num_given_way: tenants that gave their memory to another, since the start.
         received_bytes: weights of the layers that were loaded, by where they came from.
         torch_thread: where the device is used.
         proof_lock: held while the config of a peer is proven: that takes a core, and memory.
@@ -120,9 +95,10 @@ class WorkerState:
         self.checkpoint: Checkpoint | None = None
         self.blobs = WorkerBlobs(settings.cache)
         self.prefixes = WorkerPrefixes(settings.cache, settings.prefix_cache_bytes)
-        self.model: HeldModel | None = None
-        self.assignment: Assignment | None = None
-        self.claimed: Claim | None = None
+        self.tenants: dict[str, Tenant] = {}
+        self.kept: list[HeldModel] = []
+        self.room = Room(settings.idle_after)
+        self.num_given_way = 0
         self.received_bytes = dict.fromkeys(WeightSource, 0)
         self.on_layers_changed: Callable[[str], None] = lambda owner: None
         self.on_gave_way: Callable[[str], None] = lambda owner: None
@@ -314,6 +290,8 @@ class WorkerState:
             if not tenant.claim.is_shared or (found is None and len(self.tenants) == 1):
                 self.kept.clear()  # what else was here is nobody's any more
             tenant.model = found or model
+        assert tenant.model is not None
+        tenant.model.use_caches(coded=False)
         tenant.assignment = None
         tenant.has_given_way = False
         self.room.leave(tenant.owner)

@@ -19,7 +19,8 @@ __all__ = ["Assignment", "Tenant"]
 class Assignment:
     """Layers [start, stop) that the coordinator wants here, and those confirmed by their hash.
 
-    Ready is announced once: two layers may be confirmed before either of their tasks goes on.
+    Its sessions have coded caches or not, all of them. Ready is announced once: two layers may be confirmed before
+    either of their tasks goes on.
     """
 
     start: int
@@ -27,6 +28,7 @@ class Assignment:
     max_length: int
     max_sessions: int
     request_id: int
+    has_coded_caches: bool = False
     confirmed: set[int] = field(default_factory=set)
     is_announced: bool = False
 

@@ -270,7 +270,7 @@ def test_an_idle_one_gives_way_and_comes_back_from_disk(
                         assert await generate(coordinator, PROMPTS[1]) == expected[1]
                 assert (weight_bytes(first), weight_bytes(second)) == (sent, sent_by_second)
 
-    args = ("--memory-limit", ONE_MODEL, "--idle-after", "1", "--cache-dir", str(tmp_path / "c"))
+    args = ("--memory-limit", ONE_MODEL, "--idle-after", "1s", "--cache-dir", str(tmp_path / "c"))
     with some_workers(tmp_path, 1, *args) as workers:
         run(main)
         assert workers[0].log.count("its memory goes to") >= 4

@@ -38,7 +38,7 @@ def test_the_table_is_that_of_the_project() -> None:
         ("torch", "inference"),
         ("transformers.models", "inference"),
         ("pyarrow.parquet", "training"),
-        ("PIL.Image", "training"),
+        ("PIL.Image", "inference"),
         ("opentelemetry.sdk.trace", "otel"),
         ("opentelemetry", None),
         ("torchvision", None),

@@ -14,33 +14,18 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from neurogrid.cli.options.durations import duration
 from neurogrid.cli.options.trust import identity_file, is_loopback, to_ask
 from neurogrid.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from neurogrid.p2p.trust import Cluster, Whereabouts
 
-__all__ = ["add_cluster_options", "add_ticket_options", "duration", "is_asked", "manage_cluster"]
+__all__ = ["add_cluster_options", "add_ticket_options", "is_asked", "manage_cluster"]
 
 logger = logging.getLogger(__name__)
 
-_SECONDS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 _TASKS: Final = ("ticket", "revoke", "void_tickets", "reinstate")
-MAX_DURATION: Final = 3650 * 86_400  # seconds; who asks for more has mistyped
-
-
-def duration(text: str) -> float:
-    """An argparse type: seconds, from a number and its unit (30m, 24h, 7d)."""
-    number, unit = text.strip()[:-1], text.strip()[-1:].lower()
-    try:
-        value = float(number) * _SECONDS[unit]
-    except (ValueError, KeyError, OverflowError) as exc:
-        raise argparse.ArgumentTypeError(
-            f"{text!r} is no time span: try 30m, 24h or 7d (s, m, h, d)"
-        ) from exc
-    if not 1 <= value <= MAX_DURATION:
-        raise argparse.ArgumentTypeError(f"{text} is not between 1s and 3650d")
-    return value
 
 
 def number_of_uses(text: str) -> int:

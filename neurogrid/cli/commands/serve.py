@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import ipaddress
 import logging
-import math
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -15,8 +14,8 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from neurogrid.cli.commands.cluster import duration
 from neurogrid.cli.options.common import port_number, positive_float, positive_int
+from neurogrid.cli.options.durations import DEFAULT_IDLE_AFTER, idle_after
 from neurogrid.cli.options.model import named_model_place
 from neurogrid.errors import ConfigurationError
 
@@ -53,7 +52,6 @@ DEFAULT_REQUEST_TIMEOUT = 600.0
 # shorter and share that memory, so that more of them run at once.
 SERVING_SESSIONS = 4
 # Without a request for so long a model is idle, as in Ollama. Seconds.
-DEFAULT_IDLE_AFTER = 300.0
 MAX_KEY_FILE_BYTES = 1024 * 1024
 # What can be guessed over the network is no key.
 MIN_KEY_CHARS = 16
@@ -106,11 +104,11 @@ def add_serving_options(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--idle-after",
-        type=_idle_after,
+        type=idle_after,
         default=DEFAULT_IDLE_AFTER,
         metavar="DURATION",
         help="of several models, one that nobody asked for so long gives way when another has no room, and comes back "
-        "when it is asked for: 90s, 5m, 1h, or never (default 5m)",
+        "when it is asked for: 90s, 5m, 1h, or never (default %(default)s)",
     )
     group.add_argument(
         "--model-root",
@@ -271,7 +269,7 @@ async def open_server(
             *adapter_routes(backend, where.adapter_root),
             *ollama_routes(backend, request_timeout=where.request_timeout),
             *llama_cpp_routes(backend, request_timeout=where.request_timeout),
-            *cluster_routes(board),
+            *clusters,
             *metrics_routes(metrics.registry),
         ],
         open_routes=[
@@ -346,11 +344,6 @@ def is_loopback_host(host: str) -> bool:
     return all(
         ipaddress.ip_address(str(address[0]).partition("%")[0]).is_loopback for *_, address in found
     )
-
-
-def _idle_after(text: str) -> float:
-    """An argparse type: seconds, from a number and its unit; infinite for never."""
-    return math.inf if text == "never" else duration(text)
 
 
 def _origin(text: str) -> str:

@@ -31,6 +31,7 @@ from neurogrid.cli.options.common import (
     warn_of_loopback,
 )
 from neurogrid.cli.options.discovery import bootstrap_peers, finding
+from neurogrid.cli.options.durations import DEFAULT_IDLE_AFTER, idle_after
 from neurogrid.cli.options.model import HUB_NAMES, add_offline_option, find_model, model_place
 from neurogrid.cli.options.parent import add_parent_option, wait_stdin_eof
 from neurogrid.cli.options.reach import reaching
@@ -141,11 +142,12 @@ def add_worker_options(parser: argparse.ArgumentParser) -> None:
     )
     compute.add_argument(
         "--idle-after",
-        type=positive_int,
-        default=300,
-        metavar="SECONDS",
+        type=idle_after,
+        default=DEFAULT_IDLE_AFTER,
+        metavar="DURATION",
         help="a coordinator that has had nothing to compute for so long gives its memory to another one that needs it, "
-        "and has its layers brought from the disk here when it needs them again (default %(default)s)",
+        "and has its layers brought from the disk here when it needs them again: 90s, 5m, 1h, or never (default "
+        "%(default)s)",
     )
     compute.add_argument(
         "--prefill-chunk",
@@ -250,7 +252,7 @@ def run(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
             finding=how,
             reach=reaching(options, where.addresses),
             max_seq_len=options.max_seq_len,
-            idle_after=float(options.idle_after),
+            idle_after=options.idle_after,
             prefill_chunk=options.prefill_chunk,
             cache=cache_of(options),
             prefix_cache_bytes=options.prefix_cache,

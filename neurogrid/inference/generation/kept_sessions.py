@@ -337,6 +337,8 @@ class KeptSessions:
         is_wanted = (
             self.is_enabled
             and self._is_current(kept)
+            # Where images are in it, those would have to come back, too.
+            and min(kept.tokens) >= 0
             and all(item.worker.stores_prefixes for item in kept.selection.stages)
             and self.stored.lacks(prefix)
         )

@@ -15,7 +15,8 @@ from pathlib import Path
 
 import torch
 
-from neurogrid.errors import ConfigurationError, UnsupportedModelError
+from neurogrid.errors import ConfigurationError, ModelError, UnsupportedModelError
+from neurogrid.inference.generation.sight import Sight
 from neurogrid.inference.pipeline.prefill import MAX_CHUNK, max_piece
 from neurogrid.model.confined import ConfinementError
 from neurogrid.model.files.checkpoint import Checkpoint
@@ -116,6 +117,7 @@ class LoadedModel(ModelSource):
         if quantization is not None:
             check_experts(config, quantization)
             costs = layer_cost(config, compute_dtype, quantization)
+        sight, why_no_sight = _open_sight(checkpoint, proof, ends)
         if has_coded_caches:
             check_coded_caches(config, rows=traits.row_bounds is not None, fuses=traits.fuses)
             costs = tuple(cost.coded for cost in costs)

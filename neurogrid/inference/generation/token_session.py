@@ -28,6 +28,7 @@ from neurogrid.inference.generation.generation_spans import note_failure, recove
 from neurogrid.inference.generation.kept_sessions import Beginning, KeptSessions
 from neurogrid.inference.generation.prefixes import first_calls
 from neurogrid.inference.generation.prompt_readers import PromptReader
+from neurogrid.inference.generation.sight import SeenImages
 from neurogrid.inference.generation.stored_prefixes import StoredPrefix
 from neurogrid.inference.pipeline.prefill import Bounds, chunk_lengths
 from neurogrid.inference.pipeline.routing import Routing

@@ -42,7 +42,8 @@ from neurogrid.worker.adapters import WorkerAdapters
 from neurogrid.worker.held_model import HeldModel
 from neurogrid.worker.links import WorkerLinks
 from neurogrid.worker.prefixes import PrefixIdentity
-from neurogrid.worker.state import Assignment, WorkerState, name_layers
+from neurogrid.worker.state import WorkerState, name_layers
+from neurogrid.worker.tenant import Assignment, Tenant
 from neurogrid.worker.transfers import TransferService
 
 __all__ = ["SessionService"]
@@ -176,7 +177,7 @@ class SessionService:
             )
         prior = self._prior(opened, sender_of(message), adapter)
         if prior is None:
-            session = self._add(opened, sender_of(message), model, None, adapter)
+            session = self._add(opened, tenant, model, None, adapter)
             if opened.stored:
                 async with session.turn:
                     await self._begin_with_stored(session, opened)
@@ -270,6 +271,9 @@ class SessionService:
             takes_cuts=opened.cuts and model.traits.rolls_back and cache.can_go_back,
             images=_images(opened, model),
         )
+        if self._sessions.is_taken(session):
+            # Of another coordinator: whoever hands on or gets activations of this id could not tell the two apart.
+            raise _open_already(opened)
         cache.images = session.images
         self._sessions.add(session)
         self._state.room.used(owner, trio.current_time())
@@ -438,7 +442,7 @@ class SessionService:
     async def _on_close(self, message: TensorMessage) -> None:
         closed, sender = SessionClose.decode(message.data), sender_of(message)
         is_stored = False
-        if sender == self._state.coordinator:
+        if sender in self._state.tenants:
             session = self._sessions.of(closed.session_id, sender)
             if closed.store and session is not None:
                 is_stored = await self._store(session, closed.store)
@@ -460,6 +464,12 @@ class SessionService:
             query.session_id, length=session.length, last_position=session.last_position
         )
         await self._state.answer(message, MessageType.SESSION_ACK, ack.encode())
+
+
+def _open_already(opened: SessionOpen) -> RequestRefusedError:
+    return RequestRefusedError(
+        f"session {opened.session_id} is open already", code=ErrorCode.PROTOCOL_VIOLATION
+    )
 
 
 def _images(opened: SessionOpen, model: HeldModel) -> ImagePlaces | None:

@@ -161,6 +161,7 @@ class WorkerSteps:
                 # An image is not cut, either.
                 is_whole=(session.takes_cuts and num_tokens <= MAX_FEW)
                 or (images is not None and images.is_whole(position, position + num_tokens)),
+                owner=session.owner,
             )
             self._activity.came(session.number)
             with stage_span(step, session.session_id):

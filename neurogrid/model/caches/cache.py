@@ -35,6 +35,7 @@ from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 from neurogrid.errors import ModelError, UnsupportedModelError
 from neurogrid.model.caches.prepared import PreparedPass
 from neurogrid.model.caches.state_room import StateRoom
+from neurogrid.model.images.places import ImagePlaces
 from neurogrid.model.kernels import CODED_DTYPE, decode_states, encode_states
 
 __all__ = ["MAX_FEW", "Home", "LayerStates", "StageCache"]
@@ -331,6 +332,10 @@ class StageCache(DynamicCache):
                 else:
                     self.layers[i] = _first_tokens(other.layers[i], num_tokens if is_cut else None)
                 self._lengths[i] = min(length, num_tokens)
+
+    def shift(self, position: int) -> int:
+        """What images before it add to the position of a token of text."""
+        return 0 if self.images is None else self.images.shift(position)
 
     def states(self) -> dict[int, LayerStates]:
         """Keys and values of all layers that have some, for `restore`; as long as nothing is computed for it.

@@ -75,6 +75,7 @@ class SessionOpen(ControlPayload):
     keep_prior: bool = False
     adapter: bytes = b""
     cuts: bool = False
+    images: bytes = b""
     stored: bytes = b""
 
     _map = Map(
@@ -91,6 +92,7 @@ class SessionOpen(ControlPayload):
             "keep_prior": optional(BOOLEAN),
             "adapter": optional(binary(MAX_ADAPTER_BYTES, smallest=BLOB_ID_BYTES)),
             "cuts": optional(BOOLEAN),
+            "images": optional(binary(MAX_IMAGE_SPAN_BYTES, smallest=IMAGE_SPAN_BYTES)),
             "stored": optional(binary(PREFIX_BYTES, smallest=PREFIX_BYTES)),
         },
     )
@@ -171,6 +173,7 @@ class SessionAck(ControlPayload):
     adapter: bool = False
     cuts: bool = False
     last_position: int | None = None
+    images: bool = False
     stored: bool = False
 
     _map = Map(
@@ -181,6 +184,7 @@ class SessionAck(ControlPayload):
             "adapter": optional(BOOLEAN),
             "cuts": optional(BOOLEAN),
             "pos": nullable(uint(MAX_U32)),
+            "images": optional(BOOLEAN),
             "stored": optional(BOOLEAN),
         },
     )

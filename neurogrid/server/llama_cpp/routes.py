@@ -8,7 +8,7 @@ from typing import Any
 from starlette.routing import BaseRoute, Route
 
 from neurogrid.inference.generation.coordinator import Coordinator
-from neurogrid.server.backend import Backend
+from neurogrid.server.backend import Backends
 from neurogrid.server.llama_cpp.answer_shape import InfillShape
 from neurogrid.server.llama_cpp.request_reader import read_infill
 from neurogrid.server.openai.json_route import JsonRoute, ToGenerate
@@ -16,13 +16,13 @@ from neurogrid.server.openai.json_route import JsonRoute, ToGenerate
 __all__ = ["llama_cpp_routes"]
 
 
-def llama_cpp_routes(backend: Backend, *, request_timeout: float) -> list[BaseRoute]:
+def llama_cpp_routes(backends: Backends, *, request_timeout: float) -> list[BaseRoute]:
     """The routes.
 
     Args:
         request_timeout: seconds from when a request is there until its answer is finished.
     """
-    return [Route("/infill", JsonRoute(backend, _infill, request_timeout), methods=["POST"])]
+    return [Route("/infill", JsonRoute(backends, _infill, request_timeout), methods=["POST"])]
 
 
 async def _infill(body: Mapping[str, Any], coordinator: Coordinator) -> ToGenerate:

@@ -14,7 +14,6 @@ from typing import Any
 from neurogrid.inference.generation.coordinator import Coordinator
 from neurogrid.inference.generation.loaded_model import LoadedModel
 from neurogrid.model.files.fill_in import read_fill_in
-from neurogrid.model.files.tokenizer import Tokenizer
 from neurogrid.server.ollama.request_reader import TAG
 
 __all__ = ["listed", "shown"]

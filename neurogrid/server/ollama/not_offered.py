@@ -15,7 +15,6 @@ __all__ = ["refuse_fields"]
 
 # By field: the values that change nothing, and what is missing.
 _FIELDS: Final[Mapping[str, tuple[tuple[object, ...], str]]] = {
-    "images": ((None, []), "only text is supported here"),
     "template": ((None, ""), "the model's own chat template is used; `raw` uses none"),
     "context": (
         (None, []),

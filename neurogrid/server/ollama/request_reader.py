@@ -16,6 +16,7 @@ from neurogrid.server.errors import APIError
 from neurogrid.server.ollama.not_offered import refuse_fields
 from neurogrid.server.ollama.request_schemas import CHAT_REQUEST, GENERATE_REQUEST
 from neurogrid.server.openai.fill_in_prompts import read_filling
+from neurogrid.server.openai.image_parts import require_sight
 from neurogrid.server.openai.request_reader import (
     CompletionRequest,
     read_chat,
@@ -109,6 +110,18 @@ async def read_ollama_generate(
         read_filling(model, "suffix")  # before what else is wrong beside it
     fields = {**_fields(body, model), "model": name}
     has_template = model.tokenizer.has_chat_template
+    images = body.get("images") or []
+    if images:
+        require_sight(model, "images[0]", "images")
+    if images and (body.get("raw") or suffix or not has_template):
+        why = (
+            "raw uses no template"
+            if body.get("raw")
+            else "filling in uses no template"
+            if suffix
+            else "this model has no chat template"
+        )
+        raise APIError(400, f"images cannot be told to the model: {why}", param="images")
     if body.get("raw") or suffix or not has_template:
         if system:
             why = "this model has no chat template"

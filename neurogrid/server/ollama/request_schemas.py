@@ -198,6 +198,7 @@ GENERATE_REQUEST: Schema = {
             **_TEXT,
             "description": "A message before the prompt, for the model's chat template.",
         },
+        "images": _IMAGES,
         "suffix": {
             **_TEXT,
             "description": "Text behind the gap that the answer fills; for models with tokens for that.",

@@ -19,7 +19,7 @@ from neurogrid.errors import ConfigurationError, ModelError
 from neurogrid.server.backend import Backends
 from neurogrid.server.errors import APIError
 from neurogrid.server.http.body import read_json
-from neurogrid.server.openai.image_parts import input_modalities
+from neurogrid.server.openai.model_list import describe_adapter
 from neurogrid.server.openai.request_schemas import ADAPTER_REQUEST
 from neurogrid.server.schema_check import check
 
@@ -29,24 +29,7 @@ __all__ = ["adapter_routes"]
 MAX_READ_AT_ONCE = 2
 
 
-def describe_adapter(
-    coordinator: Coordinator, adapter: ServedAdapter, *, created: int
-) -> dict[str, object]:
-    """An adapter as a model of the API, whose parent is the model that it stands beside."""
-    model = coordinator.model
-    return {
-        "id": adapter.name,
-        "object": "model",
-        "created": created,
-        "owned_by": "neurogrid",
-        "max_model_len": model.max_seq_len,
-        "root": adapter.directory.name,
-        "parent": model.name,
-        "input_modalities": input_modalities(model),
-    }
-
-
-def adapter_routes(backend: Backend, root: Path | None) -> list[BaseRoute]:
+def adapter_routes(backends: Backends, root: Path | None) -> list[BaseRoute]:
     """The routes.
 
     Args:

@@ -59,9 +59,9 @@ IMAGE_PART: Schema = {
 """An image among the parts of a message."""
 
 
-def input_modalities(model: LoadedModel) -> list[str]:
-    """What messages to a model may have: `text`, and `image` where it takes them."""
-    return ["text"] if model.sight is None else ["text", "image"]
+def input_modalities(*, sees: bool) -> list[str]:
+    """What a model takes, as `/v1/models` tells it."""
+    return ["text", "image"] if sees else ["text"]
 
 
 def require_sight(model: LoadedModel, what: str, param: str) -> None:

@@ -71,7 +71,7 @@ class JsonRoute:
             else:
                 backend.require_one()
             try:
-                sees = coordinator.model.sight is not None
+                sees = any(each.sees for each in backend.all())
                 max_bytes = MAX_IMAGE_BODY_BYTES if sees else MAX_BODY_BYTES
                 body = await read_json(Request(scope, receive), max_bytes=max_bytes)
             except ClientDisconnect:

@@ -8,6 +8,7 @@ from neurogrid.inference.residency import ModelState
 from neurogrid.server.backend import Backend, Backends
 from neurogrid.server.errors import APIError
 from neurogrid.server.models import ServedModel
+from neurogrid.server.openai.image_parts import input_modalities
 
 __all__ = ["describe", "describe_adapter", "find_entry", "list_models"]
 
@@ -32,10 +33,11 @@ def describe(backend: Backend, *, created: int) -> list[dict[str, object]]:
         coordinator = backend.coordinator
         model = coordinator.model
         beside = (describe_adapter(model, each, created=created) for each in coordinator.adapters)
-        ready = {"state": ModelState.READY.value}
-        return [_entry(model.name, model.max_seq_len, created) | ready, *beside]
+        return [_entry(model.name, model.max_seq_len, created) | _ready(model), *beside]
     max_seq_len = backend.max_seq_len
     state: dict[str, object] = dict(backend.told)
+    if backend.sees is not None:
+        state["input_modalities"] = input_modalities(sees=backend.sees)
     return [
         _entry(backend.name, max_seq_len, created) | state,
         *(
@@ -56,7 +58,14 @@ def describe_adapter(
         root=adapter.directory.name,
         parent=model.name,
     )
-    return entry | {"state": ModelState.READY.value}
+    return entry | _ready(model)
+
+
+def _ready(model: LoadedModel) -> dict[str, object]:
+    return {
+        "state": ModelState.READY.value,
+        "input_modalities": input_modalities(sees=model.sight is not None),
+    }
 
 
 def _entry(

@@ -52,17 +52,16 @@ _MODEL: Schema = {
         "parent": {"type": ["string", "null"]},
         "state": {"type": "string", "enum": ["ready", "opening", "idle", "closing", "failed"]},
         "reason": {**_STRING, "description": "Of the state, where there is something to say."},
+        "input_modalities": {
+            "type": "array",
+            "items": {"type": "string", "enum": ["text", "image"]},
+        },
     },
 }
 _DELETED = _object(
     id=_STRING,
     object={"type": "string", "enum": ["model"]},
-    created=_COUNT,
-    owned_by=_STRING,
-    max_model_len=_COUNT,
-    root=_STRING,
-    parent={"type": ["string", "null"]},
-    input_modalities={"type": "array", "items": {"type": "string", "enum": ["text", "image"]}},
+    deleted={"type": "boolean"},
 )
 
 

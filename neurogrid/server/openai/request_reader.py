@@ -26,6 +26,7 @@ from neurogrid.model.grammars import Grammar, GrammarBusyError
 from neurogrid.model.images.reader import ImageInputs
 from neurogrid.server.errors import APIError
 from neurogrid.server.openai.fill_in_prompts import fill_in_ends, fill_in_prompt, read_filling
+from neurogrid.server.openai.image_parts import read_images
 from neurogrid.server.openai.not_offered import (
     NOT_IN_CHATS,
     NOT_IN_TEXTS,

@@ -14,7 +14,6 @@ from neurogrid.server.backend import Backends
 from neurogrid.server.models import Models
 from neurogrid.server.openai.answer_shapes import ChatShape, CompletionShape
 from neurogrid.server.openai.embeddings import answer_embeddings
-from neurogrid.server.openai.image_parts import input_modalities
 from neurogrid.server.openai.json_route import JsonRoute, ToGenerate
 from neurogrid.server.openai.model_routes import ModelPlaces, model_routes
 from neurogrid.server.openai.request_reader import CompletionRequest, read_chat, read_completion
@@ -41,37 +40,6 @@ def openai_routes(
         request_timeout: seconds from when a request is there until its answer is finished.
         models, places: as for `model_routes`.
     """
-    started = int(time.time())
-
-    def described(model: LoadedModel) -> dict[str, object]:
-        return {
-            "id": model.name,
-            "object": "model",
-            "created": started,
-            "owned_by": "neurogrid",
-            "max_model_len": model.max_seq_len,
-            "root": model.name,
-            "parent": None,
-            "input_modalities": input_modalities(model),
-        }
-
-    async def models(request: Request) -> Response:
-        coordinator = backend.coordinator
-        model = coordinator.model
-        beside = (
-            describe_adapter(coordinator, each, created=started) for each in coordinator.adapters
-        )
-        data = [described(model), *beside]
-        return JSONResponse({"object": "list", "data": data})
-
-    async def model(request: Request) -> Response:
-        coordinator = backend.coordinator
-        served, adapters = coordinator.model, coordinator.adapters
-        name = read_model_name(served, adapters.names, request.path_params["model"])
-        adapter = None if name is None else adapters.get(name)
-        if adapter is None:
-            return JSONResponse(described(served))
-        return JSONResponse(describe_adapter(coordinator, adapter, created=started))
 
     def completions(read: Reader, shape: type[ChatShape] | type[CompletionShape]) -> ASGIApp:
         async def prepare(body: Mapping[str, Any], coordinator: Coordinator) -> ToGenerate:

@@ -146,7 +146,7 @@ def test_it_fits_every_terminal(run: Run, width: int, height: int, encoding: str
 
 
 def test_a_worker_shows_that_it_trains() -> None:
-    idle = replace(worker(), coordinator=None)
+    idle = replace(worker(), tenants=())
     text = drawn(worker_view(idle, PART, trains=True))
     assert "trains pilot" in text
     assert "[####......] 7 of 20 batches" in text
@@ -165,5 +165,5 @@ def test_a_worker_shows_that_it_trains() -> None:
     ],
 )
 def test_an_idle_worker_says_what_it_waits_for(trains: bool, serves: bool, text: str) -> None:
-    idle = replace(worker(), coordinator=None)
+    idle = replace(worker(), tenants=())
     assert text in drawn(worker_view(idle, trains=trains, serves=serves))
