@@ -53,7 +53,7 @@ def missing_extra(error: ModuleNotFoundError) -> str | None:
 
 def missing_of(extra: str) -> str | None:
     """The same of the first module of an extra that is not installed; None where it is whole."""
-    for module in sorted(EXTRAS[extra]):
+    for module in sorted(EXTRAS[extra], key=str.lower):
         if find_spec(module) is None:
             return missing_extra(ModuleNotFoundError(name=module))
     return None

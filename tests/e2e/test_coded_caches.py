@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import transformers
 import trio
 
 from neurogrid import CoordinatorSettings, open_coordinator
-from neurogrid.errors import ModelError, NoRouteError
+from neurogrid.errors import NoRouteError
 from neurogrid.inference.generation.coordinator import Coordinator
 from neurogrid.p2p.wire import PROTOCOL_V10
 from tests.e2e.support import DEADLINE, WorkerProcess, generate, run_coordinator, start_worker
@@ -102,14 +101,3 @@ def test_a_worker_that_knows_of_no_codes_is_not_used(
     wanted = settings(tmp_path, [workers[0].address], protocol_versions=(PROTOCOL_V10,))
     with pytest.raises(NoRouteError, match="does not know of --kv-cache-dtype"):
         run_coordinator(wanted, [[5, 17]])
-
-
-def test_a_model_that_keeps_no_keys_is_refused_before_anybody_is_asked(tmp_path: Path) -> None:
-    config = transformers.Lfm2Config(
-        vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
-        num_attention_heads=2, num_key_value_heads=1, layer_types=["conv"] * 2,
-    )  # fmt: skip
-    transformers.Lfm2ForCausalLM(config).save_pretrained(tmp_path)
-    wanted = CoordinatorSettings(model=tmp_path, local_layers=2, kv_cache_dtype="int8")
-    with pytest.raises(ModelError, match=r"cannot keep keys and values as int8.*keep none"):
-        run_coordinator(wanted)
