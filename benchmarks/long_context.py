@@ -5,7 +5,8 @@ of two workers, with caches as they are and coded. `error`: how far the embedded
 with caches as they are, over a text. `decode`: what a token takes after so many. `rows`: the memory that the caches of
 sessions of mixed lengths take which decode together, against what is in them. `disk`: a prefix computed, and read.
 
-One torch thread a process. The Llama of random weights is saved in bfloat16 and computed in float32 by all.
+One torch thread a process. The Llama of random weights is saved in bfloat16 and computed in float32 by all. More than
+600 lines, since the five parts are of one model.
 """
 
 from __future__ import annotations
@@ -119,14 +120,22 @@ def watched(pids: Sequence[int]) -> Iterator[list[Watch]]:
             each.look()
 
 
-def make_model(directory: Path, hidden_size: int, num_layers: int, num_positions: int) -> None:
-    torch.manual_seed(0)
-    config = LlamaConfig(
+def config_of(hidden_size: int, num_layers: int, **more: Any) -> LlamaConfig:
+    return LlamaConfig(
         hidden_size=hidden_size,
         num_hidden_layers=num_layers,
         intermediate_size=4 * hidden_size,
         num_attention_heads=hidden_size // HEAD_SIZE,
         num_key_value_heads=hidden_size // HEAD_SIZE // 2,
+        **more,
+    )
+
+
+def make_model(directory: Path, hidden_size: int, num_layers: int, num_positions: int) -> None:
+    torch.manual_seed(0)
+    config = config_of(
+        hidden_size,
+        num_layers,
         vocab_size=32_000,
         max_position_embeddings=num_positions,
         eos_token_id=None,
@@ -449,15 +458,7 @@ def decode_part(options: argparse.Namespace) -> str:
 
 
 def random_stage(hidden_size: int, num_layers: int, *, fuse: bool) -> Stage:
-    config = LlamaConfig(
-        hidden_size=hidden_size,
-        num_hidden_layers=num_layers,
-        intermediate_size=4 * hidden_size,
-        num_attention_heads=hidden_size // HEAD_SIZE,
-        num_key_value_heads=hidden_size // HEAD_SIZE // 2,
-        vocab_size=64,
-        max_position_embeddings=40_000,
-    )
+    config = config_of(hidden_size, num_layers, vocab_size=64, max_position_embeddings=40_000)
     torch.manual_seed(1)
     model: Any = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
     stage = Stage(config, dtype=torch.float32, device="cpu")

@@ -1,6 +1,7 @@
 """The page, in headless Chromium, against real processes: chat, stop, a kill and its recovery; on a phone, in the dark.
 
-Screenshots go to the directory that NEUROGRID_SCREENSHOTS names, or to build/screenshots.
+Screenshots go to the directory that NEUROGRID_SCREENSHOTS names, or to build/screenshots. More than 600 lines,
+since all of it shares one server and one browser.
 """
 
 from __future__ import annotations

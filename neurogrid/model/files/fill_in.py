@@ -39,7 +39,7 @@ _FORMS: Final = (
     _Form("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),
     # StarCoder and StarCoder2 (https://arxiv.org/abs/2305.06161), Granite Code.
     _Form("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),
-    # DeepSeek-Coder: https://github.com/deepseek-ai/DeepSeek-Coder, "Code Insertion".
+    # DeepSeek-Coder: https://github.com/deepseek-ai/DeepSeek-Coder, "Code Insertion". Its bars are wide ones, as there.
     _Form("<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"),  # noqa: RUF001
     # Code Llama: https://github.com/meta-llama/codellama, `infilling_prompt_tokens`.
     _Form("▁<PRE>", "▁<SUF>", "▁<MID>"),

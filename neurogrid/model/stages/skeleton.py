@@ -365,23 +365,20 @@ class Skeleton:
         self, input_ids_BT: torch.Tensor, position: int | Sequence[int], cache: Cache | None
     ) -> torch.Tensor:
         """Return the hidden state that would enter layer 0; in inference mode, or to learn."""
-        shared = self._pass
-        shared.capturing = True
-        try:
-            self._call(self._base, cache, position, input_ids=input_ids_BT)
-        except _PassEnded:
-            return _hidden_state(shared.result)
-        finally:
-            shared.capturing = False
-            shared.result = None
-        raise UnsupportedModelError("the base model never called its first layer")
+        return self._entering(cache, position, input_ids=input_ids_BT)
 
     def run_embedded(self, embedded_BTE: torch.Tensor, position: int, cache: Cache) -> torch.Tensor:
         """As `run_embedding`, of what the embedding's module returned, or what stands in its place."""
+        return self._entering(cache, position, inputs_embeds=embedded_BTE)
+
+    def _entering(
+        self, cache: Cache | None, position: int | Sequence[int], **given: Any
+    ) -> torch.Tensor:
+        """The hidden state that enters layer 0, of what the base model is given."""
         shared = self._pass
         shared.capturing = True
         try:
-            self._call(self._base, cache, position, inputs_embeds=embedded_BTE)
+            self._call(self._base, cache, position, **given)
         except _PassEnded:
             return _hidden_state(shared.result)
         finally:

@@ -9,6 +9,8 @@ Rows of several sessions may share a forward pass (`Stage.forward_rows`), where 
 Equal then means up to rounding; a session that runs alone gets the bits of the whole model, unless its layers were
 sped up.
 
+More than 600 lines, since the two have the same skeleton, and a pass goes from the one's into the other's.
+
 Not thread-safe: one call at a time. No I/O, no sessions: to keep the caches is another's concern.
 
 Shape legend: B batch (always 1), T tokens, D hidden size, V vocabulary, R rows (of 1 token each).

@@ -118,10 +118,12 @@ class BlobCache:
             if info.blob_id == blob_id:
                 self._touch(path)
                 return StoredBlob(info, data)
-            logger.warning("the cached %s is damaged: it is dropped, and fetched anew", path)
+            logger.warning(
+                "the cached %s is damaged: it is dropped, and made or fetched anew", path
+            )
         except OSError as exc:
             logger.warning(
-                "the cached %s cannot be read (%s): it is dropped, and fetched anew",
+                "the cached %s cannot be read (%s): it is dropped, and made or fetched anew",
                 path,
                 exc.strerror,
             )

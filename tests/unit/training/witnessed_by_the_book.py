@@ -1,6 +1,6 @@
 """Witnessed runs once more, written from `protocol_spec/training/witnessed.md` alone, to compare with.
 
-Nothing of NeuroGrid is imported. A state is what its JSON is: a dict.
+Nothing of NeuroGrid is imported. A state is what its JSON is: a dict. More than 600 lines, as one reads the book.
 """
 
 from __future__ import annotations
