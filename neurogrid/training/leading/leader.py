@@ -453,25 +453,23 @@ class Leader:
 
     async def _follow_decisions(self, group: Group) -> None:
         while True:
-            for decision in group.history:
-                if decision.index > self._machine.state.index:
-                    after = self._machine.state.round
-                    if decision.round > after + decision.is_round:
-                        raise GroupLostError(
-                            f"what round {after + 1} used is not known: the group tells of it no more"
-                        )
-                    await self._keeper.wait_room()
-                    await self._copying.wait_heard()
-                    self._decided(
-                        Decision(
-                            decision.index,
-                            decision.round if decision.is_round else 0,
-                            decision.digest,
-                            dict(zip(decision.contributors, decision.weights, strict=True)),
-                            frozenset(Occupant(m.peer, m.incarnation) for m in decision.members),
-                        )
-                    )
-            await group.wait_change()
+            decision = await group.decision_after(self._machine.state.index)
+            after = self._machine.state.round
+            if decision.round > after + decision.is_round:
+                raise GroupLostError(
+                    f"what round {after + 1} used is not known: the group tells of it no more"
+                )
+            await self._keeper.wait_room()
+            await self._copying.wait_heard()
+            self._decided(
+                Decision(
+                    decision.index,
+                    decision.round if decision.is_round else 0,
+                    decision.digest,
+                    dict(zip(decision.contributors, decision.weights, strict=True)),
+                    frozenset(Occupant(m.peer, m.incarnation) for m in decision.members),
+                )
+            )
 
     def _decided(self, decision: Decision) -> None:
         self._members = decision.members

@@ -420,6 +420,18 @@ async def test_a_slow_member_reduces_less_than_the_others() -> None:
             )
 
 
+async def test_decisions_that_are_made_meanwhile_are_followed_without_another_one() -> None:
+    async with a_group(2) as peers:
+        group = peers.all[1].group
+        followed = [await group.decision_after(0)]
+        for _ in range(3):  # while whoever follows is busy with the first
+            await peers.average(vectors(2))
+        while followed[-1].round < 3:
+            followed.append(await group.decision_after(followed[-1].index))
+        assert tuple(followed) == group.history[-len(followed) :]
+        assert [each.round for each in followed if each.is_round] == [1, 2, 3]
+
+
 @pytest.mark.parametrize("aggregator", ["krum", "multi_krum:1", "geometric_median"])
 async def test_what_needs_whole_vectors_is_refused(aggregator: str) -> None:
     async with open_memory_network() as network, network.open_host() as host:

@@ -252,13 +252,19 @@ class Group:
         self._machine.foresee(dict(due), trio.current_time())
         self._act()
 
-    async def wait_change(self) -> None:
-        """Wait until something was decided, or has come.
+    async def decision_after(self, index: int) -> Decision:
+        """The first decision after that of this index which is still known, once there is one.
+
+        Whoever follows decisions by it misses none that was made while it was busy with the one before.
 
         Raises:
             NotAMemberError: this peer is no member any more.
         """
-        await self._wait_change()
+        while True:
+            for decision in self.history:
+                if decision.index > index:
+                    return decision
+            await self._wait_change()
 
     async def wait_members(self, number: int, *, timeout: float) -> None:
         """Wait until there are so many members.
