@@ -11,6 +11,7 @@ of the contributors that it names, computed here.
 from __future__ import annotations
 
 import argparse
+import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -18,6 +19,8 @@ from pathlib import Path
 from random import Random
 
 from report import spread, table, write_report
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # for the processes of the tests
 
 from tests.e2e.averaging_processes import AveragingPeer, Crowd, crowd, wait_for
 from tests.e2e.test_averaging_kills import NUM_MEMBERS, kill_one

@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import random
 import re
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -25,6 +26,8 @@ import torch
 from report import spread, table, write_report
 from safetensors.torch import load_file
 from torch import Tensor
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # for the processes of the tests
 
 from tests.e2e.training.run_processes import RUN_FILE, RunProcesses, open_run, used_samples
 from tests.ports import free_port

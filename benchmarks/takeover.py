@@ -31,6 +31,8 @@ from pathlib import Path
 import trio
 from report import spread, table, write_report
 
+sys.path.insert(0, str(Path(__file__).parents[1]))  # for the processes of the tests
+
 from neurogrid.p2p.hosts.identity import Identity
 from neurogrid.training.runs.entries import LedEntry, RoundEntry
 from neurogrid.training.runs.journal import Recorded, read_journal
