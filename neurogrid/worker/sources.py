@@ -22,7 +22,7 @@ from neurogrid.errors import (
 )
 from neurogrid.p2p.hosts.host import Host
 from neurogrid.p2p.transfer import MemoryStore, OfferedBlob, StoredBlob, Transfers
-from neurogrid.p2p.wire import ErrorCode
+from neurogrid.p2p.transfer.passed_over import PassedOver
 
 __all__ = ["BlobSources"]
 
@@ -31,10 +31,6 @@ logger = logging.getLogger(__name__)
 # A worker nearby answers in milliseconds; the coordinator is there all the while. Seconds.
 CONNECT_TIMEOUT: Final = 10.0
 OFFER_TIMEOUT: Final = 30.0
-# One that could not be reached, or was busy, is left alone for this long. Seconds.
-PAUSE: Final = 60.0
-# Peers that are remembered as of no use: far more than a cluster has.
-MAX_REMEMBERED: Final = 1024
 
 
 class BlobSources:
@@ -42,8 +38,7 @@ class BlobSources:
 
     def __init__(self, host: Host) -> None:
         self._host = host
-        # When each peer may be asked again, trio's clock; infinity for one that lied.
-        self._not_before: dict[str, float] = {}
+        self._passed_over = PassedOver()
 
     async def fetch(
         self, transfers: Transfers, offered: OfferedBlob, store: MemoryStore
@@ -53,7 +48,7 @@ class BlobSources:
         What came stays in `store` for a while, so that the rest alone is taken from elsewhere.
         """
         for peer_id, addresses in _by_peer(offered.sources).items():
-            if peer_id == self._host.peer_id or self._is_paused(peer_id):
+            if peer_id == self._host.peer_id or peer_id in self._passed_over:
                 continue
             try:
                 await self._connect(peer_id, addresses)
@@ -87,19 +82,9 @@ class BlobSources:
         if scope.cancelled_caught:
             raise TransportError(f"it was not reached within {CONNECT_TIMEOUT:g} s")
 
-    def _is_paused(self, peer_id: str) -> bool:
-        return trio.current_time() < self._not_before.get(peer_id, 0.0)
-
     def _blame(self, peer_id: str, offered: OfferedBlob, error: NeuroGridError) -> None:
-        lied = isinstance(error, RemoteProtocolError) and error.code in (
-            ErrorCode.HASH_MISMATCH,
-            ErrorCode.TRANSFER_INVALID,
-        )
-        if (
-            not lied
-            and isinstance(error, PeerRefusedError)
-            and error.code == ErrorCode.BLOB_UNKNOWN
-        ):
+        lasts = self._passed_over.blame(peer_id, error)
+        if not lasts:
             # It has dropped the blob; others it may have.
             logger.info("%s has layer %d no longer", peer_id, offered.layer_id)
             return
@@ -107,13 +92,11 @@ class BlobSources:
             "layer %d did not come from %s, the coordinator is to send what is missing; %s: %s",
             offered.layer_id,
             peer_id,
-            "that peer is not asked again" if lied else f"it is not asked for {PAUSE:g} s",
+            "that peer is not asked again"
+            if lasts == float("inf")
+            else f"it is not asked for {lasts:g} s",
             error,
         )
-        self._not_before.pop(peer_id, None)
-        self._not_before[peer_id] = float("inf") if lied else trio.current_time() + PAUSE
-        if len(self._not_before) > MAX_REMEMBERED:
-            del self._not_before[next(iter(self._not_before))]
 
 
 def _by_peer(addresses: Iterable[str]) -> dict[str, list[str]]:

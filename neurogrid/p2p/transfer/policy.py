@@ -79,3 +79,6 @@ class TransferPolicy:
     async def provide(self, peer_id: str, blob_id: bytes) -> BlobSource | None:
         """The blob with this id, for a peer that asked for it; None if it is not here."""
         return None
+
+    def served(self, peer_id: str, blob_id: bytes) -> None:
+        """What `provide` gave a peer is not read any more: it was sent, or will not be. Called once for each; quick."""

@@ -266,11 +266,14 @@ class Transfers:
                 raise RequestRefusedError(
                     f"blob {blob_id.hex()} is not here", code=ErrorCode.BLOB_UNKNOWN
                 )
-            digests = await trio.to_thread.run_sync(source.digests)
-            if BlobInfo.of_digests(digests, source.num_bytes).blob_id != blob_id:
-                raise LocalProtocolError(f"another blob was provided than {blob_id.hex()}")
-            if not told.is_done:
-                await send_blob(self._protocol, peer_id, source, request_id=message.request_id)
+            try:
+                digests = await trio.to_thread.run_sync(source.digests)
+                if BlobInfo.of_digests(digests, source.num_bytes).blob_id != blob_id:
+                    raise LocalProtocolError(f"another blob was provided than {blob_id.hex()}")
+                if not told.is_done:
+                    await send_blob(self._protocol, peer_id, source, request_id=message.request_id)
+            finally:
+                self._policy.served(peer_id, blob_id)
 
 
 @contextmanager

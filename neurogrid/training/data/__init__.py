@@ -8,6 +8,8 @@
     own_slices  slices that a member has on its own disk
     web         a data directory behind a web server
     blobs       slices between peers: served, fetched, kept
+    handing_on  what a member gives of them, a few at a time
+    takers      who took which slice, and may have it
     preparing   from text or images to a data directory
 
 Nothing is imported here: which member has what is known without torch.

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Protocol
+from typing import Final, Protocol
 
 import trio
 
@@ -28,10 +28,13 @@ from neurogrid.p2p.transfer import (
     BlobSource,
     BlobUnavailableError,
     BytesSource,
+    MemoryStore,
     StoredBlob,
     TransferPolicy,
     Transfers,
 )
+from neurogrid.p2p.transfer.passed_over import PassedOver
+from neurogrid.p2p.wire import ErrorCode
 from neurogrid.training.data.manifest import MAX_MANIFEST_BYTES, Manifest, SliceInfo
 from neurogrid.training.data.own_slices import OwnSlices
 from neurogrid.training.data.slice_file import SliceFile
@@ -41,6 +44,13 @@ from neurogrid.training.data.web import WebDirectory
 __all__ = ["Provider", "Providers", "SliceCache", "SliceStore", "fetch_manifest"]
 
 logger = logging.getLogger(__name__)
+
+_MIB: Final = 1024 * 1024
+# Of those that may have a slice, and are not the last resort: seconds until one says that it has it, besides those in
+# which it hashes so many bytes; and the pace below which another one is asked.
+_ANSWER: Final = 10.0
+_HASHED_PER_SECOND: Final = 32 * _MIB
+_SENT_PER_SECOND: Final = _MIB // 16
 
 
 class Provider(Protocol):
@@ -129,6 +139,9 @@ class SliceCache:
         web: a server that has them, which is asked before any peer.
         own: slices that lie on this machine anyway, and are not fetched; None for none.
 
+    Attributes:
+        passed_over: peers that were asked in vain, and are asked after all others, or if they lied, not at all.
+
     Raises:
         ConfigurationError: the directory cannot be used.
     """
@@ -145,6 +158,7 @@ class SliceCache:
         self._transfers, self._web = transfers, web
         self._own = own or OwnSlices()
         self._cache = BlobCache(directory, max_bytes=max_bytes)
+        self.passed_over = PassedOver()
         self._verified: dict[bytes, BlobInfo] = {}
         self._fetching: dict[bytes, tuple[trio.Lock, int]] = {}
 
@@ -154,7 +168,8 @@ class SliceCache:
         A file that is here is read and hashed; if it is damaged, it is fetched again.
 
         Args:
-            peers: ids of connected peers that may have it, asked one after the other; each has its share of the time.
+            peers: ids of connected peers that may have it, asked one after the other, the last resort last; each has
+                its share of the time, and all but the last resort no more than so many bytes take.
             timeout: seconds for all of them.
 
         Raises:
@@ -219,7 +234,13 @@ class SliceCache:
         blob = await self._fetch_from_web(info, peers, deadline)
         if blob is None:
             blob = await _fetch_from_any(
-                self._transfers, info.blob_id, peers, deadline, max_bytes=info.num_bytes
+                self._transfers,
+                info.blob_id,
+                self._in_order(peers),
+                deadline,
+                max_bytes=info.num_bytes,
+                last_resort=peers[-1] if peers else "",
+                passed_over=self.passed_over,
             )
         if blob.num_bytes != info.num_bytes:
             raise CapacityError(
@@ -228,6 +249,17 @@ class SliceCache:
                 available=info.num_bytes,
             )
         return blob
+
+    def _in_order(self, peers: Sequence[str]) -> list[str]:
+        """Those to ask: peers that were asked in vain come after the last resort, those that lied not at all."""
+        *others, last = peers or ("",)
+        first = [each for each in others if each not in self.passed_over]
+        rest = [
+            each
+            for each in others
+            if each in self.passed_over and not self.passed_over.has_lied(each)
+        ]
+        return [*first, last, *rest] if peers else []
 
     async def _fetch_from_web(
         self, info: SliceInfo, peers: Sequence[str], deadline: float
@@ -309,14 +341,27 @@ async def _fetch_from_any(
     deadline: float,
     *,
     max_bytes: int,
+    last_resort: str = "",
+    passed_over: PassedOver | None = None,
 ) -> StoredBlob:
-    """A blob from the first that gives all of it; a peer that is silent has its share of the time, and no more."""
+    """A blob from the first that gives all of it, and what one fails to send from the next.
+
+    A peer that is silent has its share of the time, and no more; one that is not the last resort has to answer, and to
+    send at a pace, too. Who fails in that is passed over for a while.
+    """
     failures: dict[str, NeuroGridError] = {}
+    store = MemoryStore()
     for number, peer_id in enumerate(peers):
         share = max(0.0, deadline - trio.current_time()) / (len(peers) - number)
+        answer = share
+        if passed_over is not None and peer_id != last_resort:
+            share = min(share, _ANSWER + max_bytes / _SENT_PER_SECOND)
+            answer = min(share, _ANSWER + max_bytes / _HASHED_PER_SECOND)
         try:
             with trio.fail_after(share):
-                fetched = await transfers.fetch_blob(peer_id, blob_id, max_bytes=max_bytes)
+                fetched = await transfers.fetch_blob(
+                    peer_id, blob_id, store=store, max_bytes=max_bytes, offer_timeout=answer
+                )
             return fetched.blob
         except trio.TooSlowError:
             failures[peer_id] = ResponseTimeout(
@@ -324,7 +369,16 @@ async def _fetch_from_any(
             )
         except (PeerRefusedError, RemoteProtocolError, TransportError) as exc:
             failures[peer_id] = exc
-        logger.warning("%s gave no blob %s: %s", peer_id, _short(blob_id), failures[peer_id])
+        error = failures[peer_id]
+        if passed_over is not None and peer_id != last_resort:
+            passed_over.blame(peer_id, error)
+        # One of several that has it no more, or is busy, is nothing that anybody need look into.
+        is_usual = isinstance(error, PeerRefusedError) and error.code in (
+            ErrorCode.BLOB_UNKNOWN,
+            ErrorCode.BUSY,
+        )
+        level = logging.INFO if is_usual and peer_id != last_resort else logging.WARNING
+        logger.log(level, "%s gave no blob %s: %s", peer_id, _short(blob_id), error)
     reasons = "; ".join(f"{peer_id}: {exc}" for peer_id, exc in failures.items())
     raise BlobUnavailableError(
         f"none of {len(peers)} peers gave blob {_short(blob_id)}: {reasons or 'nobody was named'}",

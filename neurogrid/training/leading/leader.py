@@ -183,7 +183,7 @@ class Leader:
         self._host, self._exchange, self._facts = host, exchange, facts
         self._machine, self._state, self._keeper = machine, state, keeper
         self._sources, self._changes, self._total_steps = sources, changes, total_steps
-        sources.holders = self._holders
+        sources.holders, sources.addresses_of = self._holders, self._addresses_of
         self._copying, self._progress, self._wait = copying, progress, wait
         copying.tell_all(self._started_peers)
         self._resume_at, self._saved = resume_at, dict(saved or {})
@@ -777,6 +777,13 @@ class Leader:
                 found[peer_id] = Holder(numbers, report.group_addresses)
         return found
 
+    def _addresses_of(self, peer_id: str) -> Sequence[str]:
+        """Where a member that is here can be dialled."""
+        peer = self._peers.get(peer_id)
+        if peer is None or peer.report is None or not self._host.is_connected(peer_id):
+            return ()
+        return peer.report.group_addresses
+
     def _refusals(self) -> list[str]:
         """Why those that are here take no part."""
         return [
@@ -890,14 +897,14 @@ class Leader:
             for work in self._machine.works(seat)
         )
         peer.num_orders = max(peer.num_orders + 1, time.time_ns() // 1000)  # also after a restart
+        slices = {each.slice for work in works for each in work.ranges}
+        self._sources.takes(occupant.peer, slices)
         return Order(
             run=self._facts.run_id,
             number=peer.num_orders,
             incarnation=occupant.incarnation,
             works=works[:4],
-            sources=self._sources.addresses_for(
-                occupant.peer, {each.slice for work in works for each in work.ranges}
-            ),
+            sources=self._sources.addresses_for(occupant.peer, slices),
             # Not before the last outcome is here: members are who has it.
             ends=self._is_over,
             term=self._copying.term,

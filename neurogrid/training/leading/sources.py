@@ -1,5 +1,6 @@
 """Who has the data of a run, beside its leader: nodes, which tell it, and which it names to its members until they are
-gone; and members with slices of their own, which give them to the leader for others.
+gone; members with slices of their own, which give them to the leader for others; and members that have fetched slices
+to train on them, which hand them on.
 
 Source: protocol_spec/training/runs.md, "Hold".
 """
@@ -7,9 +8,9 @@ Source: protocol_spec/training/runs.md, "Hold".
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import zip_longest
+from itertools import islice, zip_longest
 from typing import Final
 
 import trio
@@ -21,6 +22,7 @@ from neurogrid.p2p.streams.message_forms import sender_of
 from neurogrid.p2p.wire import ErrorCode, TensorMessage
 from neurogrid.renewed_event import RenewedEvent
 from neurogrid.training.data.manifest import Manifest, SliceInfo
+from neurogrid.training.data.takers import SliceTakers
 from neurogrid.training.leading.settings import LeaderProgress
 from neurogrid.training.wire.runs import MAX_RUN_SOURCES, Held, Hold, RunMessage
 
@@ -30,6 +32,9 @@ logger = logging.getLogger(__name__)
 
 # An order names an address of each at least.
 _MAX_NODES: Final = MAX_RUN_SOURCES
+# Members that are named for a slice that they took, and the addresses that are named of each.
+_MAX_NAMED: Final = 2
+_MAX_ADDRESSES: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +53,9 @@ class Holder:
 Holders = Callable[[], Mapping[str, Holder]]
 """Gives the members with slices of their own that are here, by peer id."""
 
+AddressesOf = Callable[[str], Sequence[str]]
+"""Gives the multiaddrs at which members can dial a member; none where it is not here."""
+
 
 class Sources:
     """The data nodes of a run, and its members that have data themselves.
@@ -63,6 +71,7 @@ class Sources:
 
     Attributes:
         holders: gives the members that have slices themselves.
+        addresses_of: where members are, for others.
     """
 
     def __init__(
@@ -79,6 +88,8 @@ class Sources:
         self._nodes: dict[str, Hold] = {}
         self._changed = RenewedEvent()
         self.holders: Holders = dict
+        self.addresses_of: AddressesOf = lambda peer_id: ()
+        self._takers = SliceTakers()
         self._was_complete = False
         ids = {info.blob_id for info in missing}
         self._numbers = {info.blob_id: number for number, info in enumerate(manifest.slices)}
@@ -108,22 +119,40 @@ class Sources:
         """The peer ids of those that may have a slice: nodes, members that do, and members that have others."""
         holders = self.holders()
         number = self._numbers.get(blob_id, -1)
+        takers = [each for each in self._takers.of(number) if self.addresses_of(each)]
         members = sorted(holders, key=lambda each: (number not in holders[each].slices, each))
-        return (*self._nodes, *members)
+        return tuple(dict.fromkeys((*self._nodes, *takers, *members)))
+
+    def takes(self, peer_id: str, numbers: Iterable[int]) -> None:
+        """A member is told to train on slices: others may have them of it from now on."""
+        self._takers.note(peer_id, numbers)
 
     def addresses_for(self, peer_id: str, numbers: Collection[int]) -> tuple[str, ...]:
-        """Where a member can dial who has what it needs: nodes, and members with slices that the leader lacks."""
+        """Where a member can dial who has what it needs: nodes, members with slices that the leader lacks, and members
+        that took the same slices before."""
         lacking = self._needed.intersection(numbers)
-        if not lacking:
-            return self.addresses
         holders = [
-            holder
+            holder.addresses
             for each, holder in self.holders().items()
             if each != peer_id and not lacking.isdisjoint(holder.slices)
         ]
-        turns = zip_longest(*(holder.addresses for holder in holders))
+        turns = zip_longest(*holders, *self._addresses_of_takers(peer_id, numbers))
         others = [each for turn in turns for each in turn if each]
         return tuple(dict.fromkeys((*self.addresses, *others)))[:MAX_RUN_SOURCES]
+
+    def _addresses_of_takers(
+        self, peer_id: str, numbers: Collection[int]
+    ) -> Iterator[Sequence[str]]:
+        named: dict[str, None] = {}
+        for number in sorted(numbers):
+            there = (
+                each
+                for each in self._takers.of(number)
+                if each != peer_id and self.addresses_of(each)
+            )
+            named |= dict.fromkeys(islice(there, _MAX_NAMED))
+        for each in named:
+            yield self.addresses_of(each)[:_MAX_ADDRESSES]
 
     def is_complete(self) -> bool:
         """Whether the leader, nodes or members have all slices."""

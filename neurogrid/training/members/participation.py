@@ -543,7 +543,10 @@ class _Work:
         """Peers that may have slices, connected."""
         order, part = self._order(), self._part
         addresses = order.sources if order is not None else ()
-        return await reach_sources(part._host, addresses, part.leader, part._start.seat)
+        passed_over = part._blobs.slices.passed_over
+        return await reach_sources(
+            part._host, addresses, part.leader, part._start.seat, passed_over
+        )
 
     # Rounds
 

@@ -26,7 +26,8 @@ from neurogrid.p2p.trust import COORDINATOR, RUN_ROLES
 from neurogrid.p2p.wire import MessageCode, MessageType, TensorMessage
 from neurogrid.renewed_event import RenewedEvent
 from neurogrid.training.data.blob_files import PIECE_LIMITS, OfferedFiles
-from neurogrid.training.data.blobs import Providers, SliceCache
+from neurogrid.training.data.blobs import SliceCache
+from neurogrid.training.data.handing_on import HandingOn
 from neurogrid.training.data.own_slices import OwnSlices
 from neurogrid.training.members.chain_part import ChainPart
 from neurogrid.training.members.member_blobs import MemberBlobs
@@ -145,12 +146,13 @@ class MemberService:
         self._host, self._settings, self._keep = host, settings, keep
         self.exchange = Exchange(host, run_table(), role="worker", name=settings.name)
         authorise(self.exchange, MEMBER_TAKES)
-        providers = Providers()
-        transfers = Transfers(self.exchange, providers, limits=PIECE_LIMITS)
+        offered = OfferedFiles()
+        given = HandingOn(offered)
+        transfers = Transfers(self.exchange, given, limits=PIECE_LIMITS)
         own = OwnSlices(settings.data)
         slices = SliceCache(transfers, directory, settings.storage, own=own)
-        self._blobs = MemberBlobs(transfers, slices, own, OfferedFiles())
-        providers.providers += [own, slices, self._blobs.offered]
+        self._blobs = MemberBlobs(transfers, slices, own, offered)
+        given.slices += [own, slices]
         self._leases = LeaseTable(
             Resources(settings.memory, settings.storage, settings.cores, settings.gpu),
             price=settings.price,

@@ -5,9 +5,11 @@ from __future__ import annotations
 import functools
 import http.server
 import shutil
+import sys
 import threading
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
@@ -15,7 +17,7 @@ import pytest
 from neurogrid.training.data.manifest import SliceInfo
 from neurogrid.training.data.slices import read_manifest, slice_path
 from neurogrid.training.runs.audit import audit
-from neurogrid.training.runs.entries import JoinedEntry
+from neurogrid.training.runs.entries import DealtEntry, JoinedEntry
 from neurogrid.training.runs.journal import read_journal
 from neurogrid.training.runs.run_directory import RunDirectory
 from tests.e2e.training.data_processes import (
@@ -177,6 +179,40 @@ def test_members_have_the_data_themselves(tmp_path: Path) -> None:
     held_out = {info.blob_id.hex() for info in manifest.held_out}
     assert fetched & held_out
     assert len(fetched - held_out) < len(numbers) // 4
+
+
+def test_members_hand_slices_on(tmp_path: Path) -> None:
+    """Of three epochs, in which members train on other slices each time: the leader has sent each about once."""
+    data = prepared_text(tmp_path / "data", slice_samples=16)
+    slices = read_manifest(data).slices
+    num_epochs, members = 3, ("one", "two", "three")
+    write_run_file(tmp_path, "data", rounds=10_000)
+    run_file = tmp_path / "run.toml"
+    text = run_file.read_text().replace("rounds = 10000", f"epochs = {num_epochs}")
+    run_file.write_text(text.replace("min = 2", f"min = {len(members)}"))
+    leader_program = Path(__file__).with_name("counting_leader.py")
+    command = (sys.executable, str(leader_program), "run.toml", "--dir", "run", *LOOPBACK)
+    with start(tmp_path, "leader", *command) as leader, ExitStack() as stack:
+        leader.wait_line("the ticket by which workers join")
+        for name in members:
+            stack.enter_context(start_run_worker(tmp_path, name, *TRAINS))
+        leader.finish()
+    entries = [each.entry for each in read_journal(RunDirectory(tmp_path / "run").journal)]
+    assert audit(entries).is_sound
+    trained: dict[str, set[int]] = defaultdict(set)
+    for entry in entries:
+        if isinstance(entry, DealtEntry):
+            for seat, work in entry.works:
+                trained[str(seat)] |= {each.slice for each in work.ranges}
+    wanted = sum(map(len, trained.values()))
+    ids = {info.blob_id.hex() for info in slices}
+    sent = [line.split()[0] for line in (tmp_path / "asked.txt").read_text().splitlines()]
+    sent = [each for each in sent if each in ids]
+    print(f"{len(slices)} slices; members needed {wanted}, and the leader sent {len(sent)}")
+    assert set(sent) == ids
+    assert wanted > 1.5 * len(slices)
+    # What two take at the same moment, nobody has yet.
+    assert len(sent) <= 1.15 * len(slices)
 
 
 def test_data_that_are_not_there(tmp_path: Path) -> None:

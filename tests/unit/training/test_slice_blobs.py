@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
@@ -56,14 +56,16 @@ def manifest_of(directory: Path) -> Manifest:
 class Node:
     """A host with transfers, and what it gives."""
 
-    def __init__(self, protocol: Protocol) -> None:
+    def __init__(self, protocol: Protocol, providers: Providers) -> None:
         self.peer_id = protocol.host.peer_id
-        self.providers = Providers()
+        self.providers = providers
         self.transfers = Transfers(protocol, self.providers)
 
 
 @asynccontextmanager
-async def nodes(number: int) -> AsyncIterator[list[Node]]:
+async def nodes(
+    number: int, policy: Callable[[], Providers] = Providers
+) -> AsyncIterator[list[Node]]:
     """Hosts in memory, each connected with all others."""
     async with AsyncExitStack() as stack:
         network = await stack.enter_async_context(open_memory_network())
@@ -72,7 +74,7 @@ async def nodes(number: int) -> AsyncIterator[list[Node]]:
             for other in hosts[:index]:
                 await host.connect(other.addresses[0])
         with trio.fail_after(TIMEOUT):
-            yield [Node(Protocol(host)) for host in hosts]
+            yield [Node(Protocol(host), policy()) for host in hosts]
 
 
 def damage(path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from itertools import islice
 from typing import Final
 
 import trio
@@ -12,6 +13,7 @@ from neurogrid.errors import NeuroGridError
 from neurogrid.p2p.exchange.exchange import Exchange
 from neurogrid.p2p.hosts.host import Host
 from neurogrid.renewed_event import RenewedEvent
+from neurogrid.training.data.takers import SliceTakers
 from neurogrid.training.wire.runs import Epoch, EpochSeat
 
 __all__ = ["Neighbours"]
@@ -23,6 +25,8 @@ _RETRY: Final = 1.0
 _MOMENT: Final = 0.2
 # Of two members one dials. The other does when nothing has come for so many seconds.
 _PATIENCE: Final = 3.0
+# Members that are asked for a slice.
+_MAX_ASKED: Final = 2
 # Seconds without a connection after which the leader is told.
 _LOST: Final = 6.0
 
@@ -43,6 +47,7 @@ class Neighbours:
         self._members: Mapping[str, EpochSeat] = {}
         self._missing_since: dict[str, float] = {}
         self._dialling: set[str] = set()
+        self._takers = SliceTakers()
         self._told = RenewedEvent()
         self.changed = RenewedEvent()
 
@@ -51,6 +56,10 @@ class Neighbours:
         own = self._host.peer_id
         healthy = [each for each in told.members if each.health == "healthy"]
         self._members = {each.peer: each for each in healthy if each.peer != own}
+        peers = {each.seat: each.peer for each in self._members.values()}
+        for work in told.works:
+            if work.seat in peers:
+                self._takers.note(peers[work.seat], {each.slice for each in work.ranges})
         self._missing_since = {
             peer: since for peer, since in self._missing_since.items() if peer in self._members
         }
@@ -60,6 +69,11 @@ class Neighbours:
     def peers(self) -> tuple[str, ...]:
         """Those that are connected."""
         return tuple(peer for peer in self._members if self._host.is_connected(peer))
+
+    def with_slice(self, number: int) -> tuple[str, ...]:
+        """Those that are connected and took a slice to train on it, the last ones."""
+        there = (each for each in self._takers.of(number) if each in self._members)
+        return tuple(islice((each for each in there if self._host.is_connected(each)), _MAX_ASKED))
 
     async def reach(self, peers: Sequence[str]) -> list[str]:
         """Those of some members that are connected, once all are, or after some seconds."""

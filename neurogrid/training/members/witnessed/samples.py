@@ -37,6 +37,7 @@ class RoundSamples:
         blobs: what comes from other peers.
         manifest: of the data.
         sources: gives the addresses of data nodes, as the leader has named them.
+        takers: gives the peer ids of members that may have a slice, by its number.
     """
 
     def __init__(
@@ -46,9 +47,10 @@ class RoundSamples:
         blobs: MemberBlobs,
         manifest: Manifest,
         sources: Callable[[], Sequence[str]],
+        takers: Callable[[int], Sequence[str]],
     ) -> None:
         self._host, self._leader, self._blobs = host, leader, blobs
-        self._manifest, self._sources = manifest, sources
+        self._manifest, self._sources, self._takers = manifest, sources, takers
 
     async def batches(
         self, ranges: Sequence[SampleRange], batch_samples: int, seat: int
@@ -66,17 +68,21 @@ class RoundSamples:
             )
         infos = {number: self._manifest.slices[number] for number in numbers}
         self._blobs.slices.need_only([info.blob_id for info in infos.values()])
-        paths = {number: await self._fetch(info, seat) for number, info in infos.items()}
+        paths = {number: await self._fetch(number, info, seat) for number, info in infos.items()}
         files = [FileRange(paths[each.slice], each.start, each.stop) for each in ranges]
         return cut_batches(files, batch_samples)
 
-    async def _fetch(self, info: SliceInfo, seat: int) -> Path:
+    async def _fetch(self, number: int, info: SliceInfo, seat: int) -> Path:
+        slices = self._blobs.slices
         deadline = trio.current_time() + _FETCH_TIMEOUT
         while True:
-            peers = await reach_sources(self._host, self._sources(), self._leader, seat)
+            nodes = await reach_sources(
+                self._host, self._sources(), self._leader, seat, slices.passed_over
+            )
+            peers = tuple(dict.fromkeys((*self._takers(number), *nodes)))
             left = deadline - trio.current_time()
             try:
-                return await self._blobs.slices.fetch(info, peers, max(left, 1.0))
+                return await slices.fetch(info, peers, max(left, 1.0))
             except (BlobUnavailableError, ResponseTimeout) as exc:
                 if left < _RETRY:
                     raise

@@ -312,6 +312,7 @@ class WitnessedPart:
             self._blobs,
             manifest,
             lambda: self._told.sources if self._told is not None else (),
+            self._neighbours.with_slice,
         )
         with temporary_directory("neurogrid-member-") as directory:
             async with open_trainer(settings) as trainer:
