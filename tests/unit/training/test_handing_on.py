@@ -1,4 +1,4 @@
-"""Slices that members hand on: asked of those that took them, in turn, and what one does not give comes from the next."""
+"""Slices that members hand on: asked of those that took them; what one does not give comes from the next."""
 
 from __future__ import annotations
 
@@ -160,7 +160,8 @@ async def test_a_member_sends_a_few_at_a_time(
         handing, leading, *members = await stack.enter_async_context(
             nodes(2 + MAX_HANDED_ON + 1, HandingOn)
         )
-        assert isinstance(given := handing.providers, HandingOn)
+        given = handing.providers
+        assert isinstance(given, HandingOn)
         slow, leader = Member(store, seconds=0.5), served(leading, Member(store))
         given.slices.append(slow)
         caches = [
