@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import time
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from contextlib import AbstractContextManager
@@ -159,6 +160,7 @@ class Keeper:
         members: Collection[int],
         digests: tuple[int, int] = (0, 0),
         checks: tuple[int, int] = (0, 0),
+        step_norm: float | None = None,
     ) -> None:
         """A round is in the common weights.
 
@@ -167,6 +169,7 @@ class Keeper:
             digests: of members' weights after a round, that were told since the last call: how many were those of the
                 leader, and how many were not.
             checks: claims that members computed again since the last call, and how many of these held.
+            step_norm: of the round's outer step; None where it made none, or where that is not known.
         """
         round_ = outer.round
         run = self._run_at(round_)
@@ -184,6 +187,8 @@ class Keeper:
         is_new = bool(due) and due[-1]["round"] == round_
         if is_new:
             self._last_figures = due.pop()
+            if step_norm is not None and math.isfinite(step_norm):
+                self._last_figures["outer_step_norm"] = round(step_norm, 6)
         self._jobs += [_Job(each) for each in due]
         if is_new or is_last:
             self._jobs.append(

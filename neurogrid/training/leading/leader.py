@@ -539,7 +539,13 @@ class Leader:
             return
         self._kept = self._state.round
         seats = [seat.number for seat in self._machine.state.occupied()]
-        self._keeper.applied(self._state, self._machine.state, seats, self._digests.take())
+        self._keeper.applied(
+            self._state,
+            self._machine.state,
+            seats,
+            self._digests.take(),
+            step_norm=self._state.step_norm,
+        )
         self._applied.set()
 
     async def _digest_weights(self) -> None:

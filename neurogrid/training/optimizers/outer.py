@@ -78,12 +78,15 @@ class OuterOptimizer:
         return out
 
     @torch.no_grad()
-    def step(self, mean_difference: Tensor, part: Spans | None = None) -> None:
+    def step(self, mean_difference: Tensor, part: Spans | None = None) -> float:
         """Applies the mean difference of a round to `part`, or all.
 
         Args:
             mean_difference: float32 [num_elements of the part]. Left as it is.
             part: some of the elements; the others keep their weights and momentum.
+
+        Returns:
+            The norm of what the weights have moved by, but for rounding.
 
         Raises:
             ValueError: a shape or a dtype is wrong.
@@ -92,6 +95,7 @@ class OuterOptimizer:
         spans, num_elements = self._part(part)
         check_vector("the mean difference", mean_difference, num_elements)
         check_finite("the mean difference", mean_difference)
+        squares = []
         for place, own in pieces(spans):
             difference = mean_difference[own]
             update = difference.neg()
@@ -100,6 +104,8 @@ class OuterOptimizer:
                 momentum.mul_(self._factor).sub_(difference)
                 add_scaled_(update, momentum, self._factor)
             add_scaled_(self.theta0[place], update, -self.lr)
+            squares.append(float(torch.dot(update, update)))
+        return self.lr * math.sqrt(math.fsum(squares))
 
     @torch.no_grad()
     def take(self, mean_difference: Tensor, part: Spans | None = None) -> None:

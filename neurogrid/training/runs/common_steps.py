@@ -35,6 +35,7 @@ class CommonSteps:
         layout, weights: as given.
         group_layout: of the vector that the group averages: gradients.
         round: the last round that is in the weights, and the number of steps that they have made.
+        step_norm: None: there is no outer step.
     """
 
     def __init__(
@@ -43,6 +44,7 @@ class CommonSteps:
         self.layout = self.group_layout = layout
         self.weights = weights
         self.round = 0
+        self.step_norm: float | None = None
         self._inner = inner
         self._parameter = nn.Parameter(weights, requires_grad=True)
         self._rate_of = rates_of(inner, total_steps)

@@ -40,11 +40,13 @@ class RunWeights(Protocol):
         group_layout: of the vector that the group averages.
         weights: float32 [num_elements], a member's own.
         round: the last round that is in the weights.
+        step_norm: the norm of the outer step of that round; None where it made none.
     """
 
     group_layout: Layout
     weights: Tensor
     round: int
+    step_norm: float | None
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -106,6 +108,7 @@ class OuterState:
         layout, weights: as given.
         group_layout: of the vector that the group averages.
         round: the last round that is in the weights.
+        step_norm: the norm of the outer step of that round; None where it made none, or was not applied here.
 
     Raises:
         ConfigurationError: the model has fewer tensors than parts.
@@ -123,6 +126,7 @@ class OuterState:
     ) -> None:
         self.layout, self.weights = layout, weights
         self.round = 0
+        self.step_norm: float | None = None
         self._overlaps = overlaps
         self._unsettled: list[_Unsettled] = []
         self._outer = OuterOptimizer(weights, lr=lr, momentum=momentum)
@@ -179,10 +183,11 @@ class OuterState:
                 before = gather(self._outer.theta0, spans).clone()
             else:
                 late = self.contribution()
+        self.step_norm = None
         if sum(outcome.weights) < 1:
             self._outer.take(outcome.values[:part], spans)
         else:
-            self._outer.step(outcome.values[:part], spans)
+            self.step_norm = self._outer.step(outcome.values[:part], spans)
         agreed = gather(self._outer.theta0, spans)
         if self._overlaps:
             self._unsettled.append(_Unsettled(spans, agreed.clone(), before))
@@ -225,7 +230,7 @@ class OuterState:
     def load(self, state: State) -> None:
         """Begin where the others are."""
         self._outer.load(state.vectors)
-        self.round = state.round
+        self.round, self.step_norm = state.round, None
         self._unsettled.clear()
         self.weights.copy_(self._outer.theta0)
 
@@ -236,6 +241,6 @@ class OuterState:
     def load_state_dict(self, state: Mapping[str, Tensor], round_number: int) -> None:
         """Take over what `state_dict` gave after a round."""
         self._outer.load_state_dict(dict(state))
-        self.round = round_number
+        self.round, self.step_norm = round_number, None
         self._unsettled.clear()
         self.weights.copy_(self._outer.theta0)

@@ -25,5 +25,5 @@ async def provide(slices: LeaderSlices, peer_id: str, blob_id: bytes) -> BlobSou
 
 
 if __name__ == "__main__":
-    LeaderSlices.provide = provide  # type: ignore[method-assign]
+    LeaderSlices.provide = provide  # type: ignore[method-assign, assignment]
     sys.exit(main(["train", *sys.argv[1:]]))

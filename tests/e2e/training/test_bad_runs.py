@@ -2,12 +2,27 @@
 
 from __future__ import annotations
 
+import json
+import resource
 import subprocess
 from pathlib import Path
 
+import pytest
+from safetensors.torch import load_file
+
+from neurogrid.training.checkpoints import latest_checkpoint, read_checkpoint
+from neurogrid.training.data.slices import read_manifest, slice_path
+from neurogrid.training.runs.entries import StoppingEntry
 from tests.e2e.preloaded import DEADLINE, TRAIN, WORKER
 from tests.e2e.preloaded import run as run_program
-from tests.e2e.training.run_processes import RUN_FILE, open_run
+from tests.e2e.training.data_processes import LOOPBACK, prepared_text, write_run_file
+from tests.e2e.training.run_processes import (
+    RUN_FILE,
+    RunProcesses,
+    entries_of,
+    open_run,
+    program_below,
+)
 from tests.ports import free_port
 
 FILE = RUN_FILE + "[stop]\nrounds = 2\n"
@@ -50,3 +65,96 @@ def test_runs_that_cannot_be(tmp_path: Path) -> None:
         )
         assert another.leader is not None
         assert another.leader.poll() is None, "the other run goes on"
+
+
+LIES: list[tuple[int, object, str]] = [
+    (1, -3, "number of samples is -3"),
+    (1, 2**63, "number of samples is"),
+    (2, 2**63, "number of bytes is"),
+    (2, 40, "cannot have 40 B"),
+    (0, "00", "id has 1 bytes"),
+]
+
+
+def test_a_manifest_that_lies_ends_leader_and_data_node(tmp_path: Path) -> None:
+    """In one line each, before anything is made; one that names another content leaves nothing to train on."""
+    data = prepared_text(tmp_path / "data")
+    path = data / "manifest.json"
+    truth = json.loads(path.read_bytes())
+    write_run_file(tmp_path, "data", rounds=2)
+    lead = [*TRAIN, "run.toml", "--dir", "run", "--wait", "1", *LOOPBACK]
+    serve = [*TRAIN, "data", "data", "--cluster", "node", *LOOPBACK]
+    for number, (field, value, reason) in enumerate(LIES):
+        told = json.loads(json.dumps(truth))
+        told["slices"][0][field] = value
+        path.write_text(json.dumps(told, sort_keys=True, separators=(",", ":")))
+        # Both read it by the same function: they have their turns.
+        status, said = told_by(serve if number % 2 else lead, tmp_path)
+        assert (status, reason in said.splitlines()[-1]) == (2, True), said
+        assert "Traceback" not in said
+    truth["slices"][0][0] = "ab" * 32
+    path.write_text(json.dumps(truth, sort_keys=True, separators=(",", ":")))
+    status, said = told_by(lead, tmp_path)
+    assert status == 2, said
+    assert "1 of " in said.splitlines()[-1]
+    assert "and no node here has them after 1 s" in said.splitlines()[-1]
+
+
+@pytest.mark.parametrize("stop", ["tokens = 4096", "hours = 0.0005"])
+def test_a_run_stops_where_its_file_says(stop: str, tmp_path: Path) -> None:
+    run_file = (
+        RUN_FILE.replace("lr = 3e-3", 'lr = 3e-3\nschedule = "constant"')
+        + f"[stop]\n{stop}\n[outer]\nevery = 4\n"
+    )
+    with open_run(tmp_path, free_port(), run_file) as run:
+        run.lead("--local-workers", "1")
+        run.end()
+    if "tokens" in stop:
+        assert run.figures()[-1]["tokens"] == 4096
+    else:
+        reasons = [each.reason for each in entries_of(run.run) if isinstance(each, StoppingEntry)]
+        assert reasons == ["0.0005 hours are over"]
+
+
+def test_the_leaders_disk_is_damaged_and_then_full(tmp_path: Path) -> None:
+    """Nobody trains on a slice that is damaged, and the run goes on when it is mended; a checkpoint that cannot be
+    written leaves the one before whole, and the next one is written when there is room."""
+    data = prepared_text(tmp_path / "data", slice_samples=8)
+    paths = [slice_path(data, info) for info in read_manifest(data).slices]
+    whole = [path.read_bytes() for path in paths]
+    for path, content in zip(paths, whole, strict=True):
+        path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    with open_run(tmp_path, free_port(), "") as run:
+        write_run_file(tmp_path, "data", rounds=4000)
+        file = tmp_path / "run.toml"
+        file.write_text(file.read_text().replace("min = 2", "min = 1"))
+        run.lead("--local-workers", "1")
+        run.wait(lambda: "is not what its name says: it is not served" in run.log, "it was served")
+        assert run.rounds() == 0
+        for path, content in zip(paths, whole, strict=True):
+            path.write_bytes(content)
+        run.wait_round(2)
+        before = wait_checkpoint(run, 0)
+        assert run.leader is not None
+        trainer = program_below(run.leader.pid, "neurogrid.training.trainer.program")
+        _, hard = resource.prlimit(trainer, resource.RLIMIT_FSIZE)
+        resource.prlimit(trainer, resource.RLIMIT_FSIZE, (1000, hard))
+        run.wait(lambda: "no checkpoint after round" in run.log, "no checkpoint failed")
+        latest = latest_checkpoint(run.run / "checkpoints")
+        assert latest is not None
+        assert load_file(latest / "model.safetensors")
+        assert read_checkpoint(latest).state["round"] >= before
+        assert "The one before is whole" in run.log
+        resource.prlimit(trainer, resource.RLIMIT_FSIZE, (hard, hard))
+        wait_checkpoint(run, int(read_checkpoint(latest).state["round"]))
+
+
+def wait_checkpoint(run: RunProcesses, after: int) -> int:
+    """Wait for a checkpoint after a round; the round that it has."""
+
+    def newest() -> int:
+        latest = latest_checkpoint(run.run / "checkpoints")
+        return 0 if latest is None else int(read_checkpoint(latest).state["round"])
+
+    run.wait(lambda: newest() > after, "there was no checkpoint")
+    return newest()

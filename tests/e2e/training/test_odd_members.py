@@ -14,6 +14,7 @@ from tests.ports import free_port
 
 SLOW = (sys.executable, str(Path(__file__).with_name("slow_worker.py")))
 ODD = (sys.executable, str(Path(__file__).with_name("odd_worker.py")))
+OTHER = (sys.executable, str(Path(__file__).with_name("other_model_worker.py")))
 
 
 def test_one_is_too_small_and_one_is_odd(tmp_path: Path) -> None:
@@ -27,6 +28,8 @@ def test_one_is_too_small_and_one_is_odd(tmp_path: Path) -> None:
         run.lead()
         run.join("small", "--memory-limit", "512KiB")
         run.wait(lambda: "small takes no part yet" in run.log, "nobody said that it is too small")
+        run.join("other", program=OTHER)
+        run.wait(lambda: "other has failed" in run.log, "nobody said that its model is another")
         run.join("fine")
         run.join("odd", program=ODD)
         checkpoint = run.end()
@@ -41,6 +44,11 @@ def test_one_is_too_small_and_one_is_odd(tmp_path: Path) -> None:
     assert f"odd has torch {OLD_TORCH} where most have {version('torch')}" in run.log
     assert "the weights are not finite any more" in odd
     assert "small takes part" not in run.log
+    assert re.search(
+        r"other has failed: the model has \d+ parameters here and \d+ with the leader: versions of transformers differ",
+        run.log,
+    )
+    assert "other takes part" not in run.log
     assert rounds_of(run.run)[-1].round >= 6
     assert checkpoint.resolve().parent == tmp_path / "kept" / "here"
     assert (tmp_path / "kept" / "here" / "latest").resolve() == checkpoint.resolve()

@@ -91,6 +91,7 @@ def test_a_run_is_seen_while_it_goes_on(tmp_path: Path) -> None:
         assert verdict["num_members"] == 3  # the leader, too
         figures = ask(url, "/v1/training/metrics")["metrics"]
         assert figures[0]["round"] == 1
+        assert max(each.get("outer_step_norm", 0.0) for each in figures) > 0
         # A round that is decided before its members have told of it has no loss of its own: the next one's has it.
         losses = [each["loss"] for each in figures if "loss" in each]
         assert losses[-1] < losses[0]

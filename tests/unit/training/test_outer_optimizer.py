@@ -131,8 +131,12 @@ def test_a_sum_with_a_factor_is_rounded_once(first: float, second: float, alpha:
 
 def test_the_first_step_moves_by_1_33_of_the_mean_difference() -> None:
     outer = OuterOptimizer(torch.zeros(3))
-    outer.step(torch.ones(3))
+    norm = outer.step(torch.ones(3))
     torch.testing.assert_close(outer.theta0, torch.full((3,), 1.33))
+    assert norm == pytest.approx(1.33 * 3**0.5)
+    before = outer.theta0.clone()
+    norm = outer.step(random(2, 1), [(1, 3)])
+    assert norm == pytest.approx(float((outer.theta0 - before).norm()))
 
 
 def test_golden_numbers_of_a_parameter_server() -> None:

@@ -28,6 +28,8 @@ def test_a_round_of_training_is_an_outer_step() -> None:
     member.apply(outcome(1, member.contribution(), 8.0))
     assert torch.allclose(member.common, torch.full((7,), 0.7 * 1.9))
     assert torch.equal(member.weights, member.common)
+    assert member.step_norm is not None
+    assert abs(member.step_norm - float(member.common.norm())) < 1e-6
 
 
 def test_a_round_that_only_syncs_takes_the_mean_and_has_no_momentum() -> None:
@@ -38,6 +40,7 @@ def test_a_round_that_only_syncs_takes_the_mean_and_has_no_momentum() -> None:
     member.weights.add_(0.5)
     member.apply(outcome(2, member.contribution(), SYNC_SHARE))
     assert torch.allclose(member.common, before + 0.5)
+    assert member.step_norm is None
 
 
 def test_a_round_with_anything_that_was_trained_is_an_outer_step() -> None:
