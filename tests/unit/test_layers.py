@@ -209,6 +209,7 @@ HOUSE = (
     training(".averaging"),
     # Pure, but for what reads and writes slices.
     training(".data.spans", frozenset()),
+    training(".data.takers", frozenset()),
     training(".data.epoch", frozenset()),
     training(".data.dealing", frozenset()),
     training(".data.manifest", frozenset()),
@@ -219,6 +220,7 @@ HOUSE = (
     training(".data.slice_file", frozenset()),
     training(".data.own_slices", frozenset({"trio"})),
     training(".data.blobs", frozenset({"trio"})),
+    training(".data.handing_on", frozenset({"trio"})),
     training(".data.blob_files", frozenset({"trio"})),
     training(".data.preparing", TORCH | {"pyarrow", "PIL"}),
     training(".data"),

@@ -12,18 +12,17 @@ from typing import Any
 from neurogrid.cli.commands.worker import main
 from neurogrid.training.members import participation
 from neurogrid.training.runs.run_file import RunFile
-
-_settings = participation.trainer_settings
+from neurogrid.training.runs.trainers import trainer_settings
 
 
 def settings(run: RunFile, config: str, **options: Any) -> Any:
     """Those of a model with one layer more."""
     told = json.loads(config)
-    return _settings(
+    return trainer_settings(
         run, json.dumps(told | {"num_hidden_layers": told["num_hidden_layers"] + 1}), **options
     )
 
 
 if __name__ == "__main__":
-    participation.trainer_settings = settings
+    participation.trainer_settings = settings  # type: ignore[attr-defined]
     sys.exit(main())
