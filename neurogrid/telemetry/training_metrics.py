@@ -109,11 +109,17 @@ MEMBER_LATE: Final = MetricSpec(
     "Rounds that went on without a member that had work, as this leader saw.",
     ("peer",),
 )
+MEMBER_BYTES: Final = MetricSpec(
+    "neurogrid_training_member_bytes_total",
+    "counter",
+    "Of averaging, that a member has `sent` and `received` since it joined.",
+    ("peer", "direction"),
+)
 
 TRAINING_METRICS: Final = (
     *(PHASE, ROUNDS, ROUND_SECONDS, CONTRIBUTIONS, STEPS, TOKENS, LOSS, EVAL_LOSS, SAMPLES),
     *(MEMBERS, ALARMS, AGREEMENT, CHECKPOINTS, CHECKPOINT_TIME),
-    *(MEMBER_RATE, MEMBER_LOSS, MEMBER_COSINE, MEMBER_MEMORY, MEMBER_LATE),
+    *(MEMBER_RATE, MEMBER_LOSS, MEMBER_COSINE, MEMBER_MEMORY, MEMBER_LATE, MEMBER_BYTES),
 )
 STATES: Final = ("asked", "starting", "ready", "training", "averaging", "waiting", "failed", "away")
 
@@ -186,3 +192,5 @@ def _read_member(reading: Reading, member: MemberStatus) -> None:
             reading.add(spec, value, label)
     reading.add(MEMBER_MEMORY, member.memory_bytes, label)
     reading.add(MEMBER_LATE, member.num_late, label)
+    reading.add(MEMBER_BYTES, member.sent_bytes, label, "sent")
+    reading.add(MEMBER_BYTES, member.received_bytes, label, "received")

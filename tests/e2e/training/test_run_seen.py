@@ -101,6 +101,11 @@ def test_a_run_is_seen_while_it_goes_on(tmp_path: Path) -> None:
         assert ask(url, "/v1/training/checkpoints")["checkpoints"][0]["round"] == 4
         metrics = httpx.get(f"{url}/metrics", timeout=30).text
         assert "neurogrid_training_agreement_ratio 1.0" in metrics
+        told_bytes = re.findall(
+            r'neurogrid_training_member_bytes_total\{direction="(\w+)",peer="\S+"\} (\S+)', metrics
+        )
+        assert sorted(way for way, _ in told_bytes) == ["received", "received", "sent", "sent"]
+        assert all(float(num) > 0 for _, num in told_bytes)
         spans = collector.wait(lambda spans: bool(whole_rounds(spans)))
         told = {
             name: {key for span in spans if span.name == name for key in span.attributes}
