@@ -122,7 +122,7 @@ async def test_one_that_is_silent_or_slow_is_passed_over_within_its_time(
     manifest = read_manifest(data)
     store = SliceStore(data, manifest)
     async with nodes(3) as (bad, leading, member):
-        slow = served(bad, Member(store, seconds=1.0, is_silent=way == "silent"))
+        slow = served(bad, Member(store, seconds=0.6, is_silent=way == "silent"))
         leader = served(leading, Member(store))
         cache = SliceCache(member.transfers, tmp_path / "cache", 2**30)
         peers = [bad.peer_id, leading.peer_id]
@@ -153,7 +153,7 @@ async def test_a_member_sends_a_few_at_a_time(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whoever comes then waits a moment for a turn, and asks another one."""
-    monkeypatch.setattr(handing_on, "_TURN", 0.2)
+    monkeypatch.setattr(handing_on, "_TURN", 0.1)
     manifest = read_manifest(data)
     store = SliceStore(data, manifest)
     async with AsyncExitStack() as stack:
@@ -162,7 +162,7 @@ async def test_a_member_sends_a_few_at_a_time(
         )
         given = handing.providers
         assert isinstance(given, HandingOn)
-        slow, leader = Member(store, seconds=0.5), served(leading, Member(store))
+        slow, leader = Member(store, seconds=0.15), served(leading, Member(store))
         given.slices.append(slow)
         caches = [
             SliceCache(each.transfers, tmp_path / str(number), 2**30)
@@ -175,7 +175,7 @@ async def test_a_member_sends_a_few_at_a_time(
         assert (len(slow.asked), len(leader.asked)) == (MAX_HANDED_ON, 1)
         # Also where who asks has gone away in the middle, there is a turn afterwards.
         for number in range(2 * MAX_HANDED_ON):
-            with trio.move_on_after(0.1):
+            with trio.move_on_after(0.05):
                 await caches[0].fetch(manifest.slices[1], [handing.peer_id], TIMEOUT)
             assert len(slow.asked) == MAX_HANDED_ON + number + 1
             while handing.transfers.num_served:
