@@ -243,6 +243,10 @@ class Keeper:
         while self._jobs:
             await self._changed.wait()
         path = latest_checkpoint(self._directory.checkpoints)
+        if path is None and not self._last_figures:
+            raise CheckpointError(
+                "the run has ended before its first round: nothing was trained, and there is no checkpoint"
+            )
         if path is None:
             raise CheckpointError("the run has ended, and no checkpoint could be written")
         return path

@@ -7,7 +7,6 @@ import resource
 import subprocess
 from pathlib import Path
 
-import pytest
 from safetensors.torch import load_file
 
 from neurogrid.training.checkpoints import latest_checkpoint, read_checkpoint
@@ -23,6 +22,7 @@ from tests.e2e.training.run_processes import (
     open_run,
     program_below,
 )
+from tests.e2e.training.test_changes import change
 from tests.ports import free_port
 
 FILE = RUN_FILE + "[stop]\nrounds = 2\n"
@@ -69,51 +69,52 @@ def test_runs_that_cannot_be(tmp_path: Path) -> None:
 
 LIES: list[tuple[int, object, str]] = [
     (1, -3, "number of samples is -3"),
-    (1, 2**63, "number of samples is"),
     (2, 2**63, "number of bytes is"),
-    (2, 40, "cannot have 40 B"),
     (0, "00", "id has 1 bytes"),
 ]
 
 
-def test_a_manifest_that_lies_ends_leader_and_data_node(tmp_path: Path) -> None:
-    """In one line each, before anything is made; one that names another content leaves nothing to train on."""
+def test_a_manifest_that_lies_ends_a_run(tmp_path: Path) -> None:
+    """In one line, before anything is made; one that names another content leaves nothing to train on."""
     data = prepared_text(tmp_path / "data")
     path = data / "manifest.json"
     truth = json.loads(path.read_bytes())
     write_run_file(tmp_path, "data", rounds=2)
-    lead = [*TRAIN, "run.toml", "--dir", "run", "--wait", "1", *LOOPBACK]
-    serve = [*TRAIN, "data", "data", "--cluster", "node", *LOOPBACK]
-    for number, (field, value, reason) in enumerate(LIES):
+    command = [*TRAIN, "run.toml", "--dir", "run", "--wait", "1", *LOOPBACK]
+    for field, value, reason in LIES:
         told = json.loads(json.dumps(truth))
         told["slices"][0][field] = value
         path.write_text(json.dumps(told, sort_keys=True, separators=(",", ":")))
-        # Both read it by the same function: they have their turns.
-        status, said = told_by(serve if number % 2 else lead, tmp_path)
+        status, said = told_by(command, tmp_path)
         assert (status, reason in said.splitlines()[-1]) == (2, True), said
         assert "Traceback" not in said
     truth["slices"][0][0] = "ab" * 32
     path.write_text(json.dumps(truth, sort_keys=True, separators=(",", ":")))
-    status, said = told_by(lead, tmp_path)
+    status, said = told_by(command, tmp_path)
     assert status == 2, said
     assert "1 of " in said.splitlines()[-1]
     assert "and no node here has them after 1 s" in said.splitlines()[-1]
 
 
-@pytest.mark.parametrize("stop", ["tokens = 4096", "hours = 0.0005"])
-def test_a_run_stops_where_its_file_says(stop: str, tmp_path: Path) -> None:
-    run_file = (
-        RUN_FILE.replace("lr = 3e-3", 'lr = 3e-3\nschedule = "constant"')
-        + f"[stop]\n{stop}\n[outer]\nevery = 4\n"
-    )
-    with open_run(tmp_path, free_port(), run_file) as run:
+def test_a_run_stops_after_its_tokens_or_its_hours(tmp_path: Path) -> None:
+    stop = "[stop]\ntokens = 4096\n[outer]\nevery = 4\n"
+    tokens, hours, none = tmp_path / "tokens", tmp_path / "hours", tmp_path / "none"
+    tokens.mkdir(), hours.mkdir(), none.mkdir()
+    with open_run(tokens, free_port(), RUN_FILE + stop) as run:
         run.lead("--local-workers", "1")
         run.end()
-    if "tokens" in stop:
         assert run.figures()[-1]["tokens"] == 4096
-    else:
+    with open_run(hours, free_port(), RUN_FILE + stop.replace("4096", "40_000_000")) as run:
+        run.lead("--local-workers", "1")
+        run.wait_round(2)
+        change(run, "stop.hours=0.0001")
+        run.end()
         reasons = [each.reason for each in entries_of(run.run) if isinstance(each, StoppingEntry)]
-        assert reasons == ["0.0005 hours are over"]
+        assert reasons == ["0.0001 hours are over"]
+    constant = RUN_FILE.replace("lr = 3e-3", 'lr = 3e-3\nschedule = "constant"')
+    with open_run(none, free_port(), constant + "[stop]\nhours = 0.0001\n"):
+        status, said = told_by([*TRAIN, "run.toml", "--dir", "run", *LOOPBACK], none)
+        assert (status, "the run has ended before its first round" in said) == (1, True), said
 
 
 def test_the_leaders_disk_is_damaged_and_then_full(tmp_path: Path) -> None:
@@ -128,7 +129,8 @@ def test_the_leaders_disk_is_damaged_and_then_full(tmp_path: Path) -> None:
         write_run_file(tmp_path, "data", rounds=4000)
         file = tmp_path / "run.toml"
         file.write_text(file.read_text().replace("min = 2", "min = 1"))
-        run.lead("--local-workers", "1")
+        run.lead()
+        run.join("one")
         run.wait(lambda: "is not what its name says: it is not served" in run.log, "it was served")
         assert run.rounds() == 0
         for path, content in zip(paths, whole, strict=True):
