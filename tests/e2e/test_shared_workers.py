@@ -5,7 +5,6 @@ alone, memory is promised once, and who is idle gives way and comes back without
 from __future__ import annotations
 
 import secrets
-import shutil
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -16,11 +15,12 @@ import pytest
 import trio
 
 from neurogrid import Coordinator, CoordinatorSettings, open_coordinator
-from neurogrid.cli.options.trust import IDENTITY_FILE
 from neurogrid.errors import CapacityError, NoRouteError, PeerRefusedError
 from neurogrid.p2p import MessageType, Protocol, TensorMessage, new_request_id, open_host
 from neurogrid.p2p.wire import ControlPayload, ErrorCode, SessionClose, SessionOpen, SessionQuery
 from tests.e2e.coordinator_process import LOOPBACK, start_coordinator, ticket_of
+from tests.e2e.preloaded import COORDINATOR
+from tests.e2e.preloaded import run as run_command
 from tests.e2e.server_process import start_server
 from tests.e2e.support import DEADLINE, WorkerProcess, reference_tokens, start_worker
 from tests.families import FAMILIES, save_checkpoint
@@ -277,7 +277,7 @@ def test_an_idle_one_gives_way_and_comes_back_from_disk(
 
 
 def test_a_second_coordinator_of_a_cluster_has_a_key_of_its_own(tmp_path: Path) -> None:
-    """In a copy of the cluster's directory without the first one's: another peer, which the same workers admit."""
+    """In a copy of the cluster's directory, which has none: another peer, which the same workers admit."""
     cluster, member, copy = (tmp_path / name for name in ("cluster", "member", "copy"))
     with start_coordinator("--new-cluster", str(cluster), "--min-peers", "1") as coordinator:
         (tmp_path / "ticket").write_text(ticket_of(coordinator))
@@ -285,9 +285,7 @@ def test_a_second_coordinator_of_a_cluster_has_a_key_of_its_own(tmp_path: Path) 
         with start_worker(tmp_path, *LOOPBACK, *join):
             status, text = coordinator.wait_end()
             assert status == 0, coordinator.lines
-    shutil.copytree(cluster, copy)
-    for name in (IDENTITY_FILE, "membership"):
-        (copy / name).unlink()
+    run_command([*COORDINATOR, "--cluster", str(cluster), "--copy-to", str(copy)], check=True)
     with (
         start_worker(tmp_path, *LOOPBACK, "--cluster", str(member)) as worker,
         start_server(tmp_path, "--cluster", str(cluster), "--peer", worker.address) as first,

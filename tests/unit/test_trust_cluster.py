@@ -238,6 +238,32 @@ def test_an_issuer_goes_on_from_the_list_of_another(cluster: Cluster, tmp_path: 
     assert copy.revocations().version == 2
 
 
+def test_a_copy_is_the_cluster_and_nobody_of_it(cluster: Cluster, tmp_path: Path) -> None:
+    identity = Identity.load(cluster.directory / "identity.key")
+    cluster.enrol(identity.peer_id, COORDINATOR, now=NOW)
+    cluster.revoke([THIRD])
+    once = cluster.ticket(PEER, [], max_uses=1, now=NOW).token.data
+    assert redeem(cluster, once) is None
+    with cluster.held():  # which is no obstacle
+        copy = cluster.copy_to(tmp_path / "copies" / "copy")
+    assert mode(copy.directory) == 0o700
+    assert {path.name: mode(path) for path in copy.directory.iterdir()} == {
+        name: 0o600 for name in ("cluster.key", "revocations", "token-uses", "lock")
+    }
+    for there in (copy, Cluster.load(copy.directory)):
+        assert there.cluster_id == cluster.cluster_id
+        assert there.revocations().peer_ids == {THIRD}
+        assert redeem(there, once, OTHER) is Refusal.TOKEN_USED_UP
+        assert there.whereabouts() is None
+    # Its own coordinator is a member as the first one's is.
+    membership = copy.enrol(Identity.load(copy.directory / "identity.key").peer_id, COORDINATOR)
+    assert membership.certificate is not None
+    assert membership.certificate.peer_id != identity.peer_id
+    with pytest.raises(ConfigurationError, match="is there already"):
+        cluster.copy_to(copy.directory)
+    assert Cluster.create(tmp_path / "new").copy_to(tmp_path / "bare").revocations().version == 0
+
+
 @pytest.mark.parametrize("max_uses", [1, 5])
 def test_however_many_join_at_once_no_more_than_are_meant_to_do(
     cluster: Cluster, max_uses: int

@@ -1,4 +1,4 @@
-"""Tickets and revocations of a cluster, which `neurogrid-coordinator --cluster DIR` handles instead of generating.
+"""Tickets, revocations and copies of a cluster, which `neurogrid-coordinator --cluster DIR` handles instead of generating.
 
 Each changes or reads files in DIR and ends. A coordinator that runs with the same DIR need not be stopped: it leaves
 its addresses there, and sees within seconds what was revoked.
@@ -25,7 +25,7 @@ __all__ = ["add_cluster_options", "add_ticket_options", "is_asked", "manage_clus
 
 logger = logging.getLogger(__name__)
 
-_TASKS: Final = ("ticket", "revoke", "void_tickets", "reinstate")
+_TASKS: Final = ("ticket", "revoke", "void_tickets", "reinstate", "copy_to")
 
 
 def number_of_uses(text: str) -> int:
@@ -73,6 +73,13 @@ def add_cluster_options(parser: argparse.ArgumentParser) -> None:
         default=[],
         metavar="PEER_ID",
         help="let a peer that was revoked join again, and end; may be given again",
+    )
+    group.add_argument(
+        "--copy-to",
+        type=Path,
+        metavar="DIR",
+        help="make the directory of another coordinator of this cluster in DIR, and end: what makes members, and not "
+        "who this coordinator is; move it to where that one is to run with --cluster DIR",
     )
 
 
@@ -146,6 +153,14 @@ def manage_cluster(options: argparse.Namespace) -> None:
         version = cluster.revoke().version
         logger.info("all tickets are void that were made until now (list %d)", version)
         logger.info("another: %s", to_ask(cluster.directory))
+    elif options.copy_to is not None:
+        cluster.copy_to(options.copy_to)
+        logger.info(
+            "%s is for another coordinator of cluster %s, which takes a key of its own: whoever has it makes members, "
+            "so move it as you would a password",
+            options.copy_to,
+            cluster.cluster_id,
+        )
     else:
         unknown = set(options.reinstate) - cluster.revocations().peer_ids
         if unknown:

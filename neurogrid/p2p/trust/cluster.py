@@ -89,10 +89,9 @@ class Cluster:
         cls.check_new(directory)
         make_private_directory(directory)
         key = Ed25519PrivateKey.generate()
-        pem = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
         with locked(directory):
             cls.check_new(directory)
-            write_private(directory / "cluster.key", pem)
+            write_private(directory / "cluster.key", _pem(key))
         return cls(directory, key)
 
     @staticmethod
@@ -108,6 +107,30 @@ class Cluster:
                 f"{path} is there already: use it (--cluster {directory}), or name another directory"
             )
         check_writable(directory)
+
+    def copy_to(self, directory: Path) -> Cluster:
+        """Make the directory of another coordinator of this cluster, which takes a key of its own when it runs.
+
+        What is copied is the cluster's: its key, its revocations, and which uses of tickets are spent. The identity,
+        certificate and whereabouts of the coordinator here are not. From then on each counts uses by itself.
+
+        Returns:
+            The cluster as it is there.
+
+        Raises:
+            ConfigurationError: there is a cluster in it already, a file cannot be read, or it cannot be written to.
+        """
+        self.check_new(directory)
+        make_private_directory(directory)
+        with locked(self.directory), locked(directory):
+            self.check_new(directory)
+            revocations = self.revocations()
+            if revocations.version:
+                write_private(directory / "revocations", revocations.data)
+            self._uses.copy_to(directory / self._uses.path.name)
+            # Last: without it the directory is none of a cluster.
+            write_private(directory / "cluster.key", _pem(self._key))
+        return Cluster(directory, self._key)
 
     @classmethod
     def load(cls, directory: Path) -> Cluster:
@@ -404,3 +427,7 @@ class Cluster:
         )
         write_private(self.directory / "revocations", new.data)
         return new
+
+
+def _pem(key: Ed25519PrivateKey) -> bytes:
+    return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())

@@ -46,7 +46,8 @@ def held(directory: Path) -> Iterator[None]:
         directory / FILE,
         lambda holder: (
             f"a coordinator runs with {directory} already: {holder}. Two would take each other's workers: end that "
-            "one first, or make another cluster (--new-cluster DIR). Tickets and revocations need no end of it"
+            "one first, make a directory for a second one of this cluster (neurogrid-coordinator --cluster "
+            f"{directory} --copy-to DIR), or another cluster (--new-cluster DIR). Tickets and revocations need no end of it"
         ),
     ):
         yield

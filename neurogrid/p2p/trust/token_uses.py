@@ -36,10 +36,24 @@ _Uses = dict[int, tuple[int, list[tuple[str, bytes]]]]
 
 
 class TokenUses:
-    """The uses in one file. The caller holds the directory's lock."""
+    """The uses in one file. The caller holds the directory's lock.
+
+    Attributes:
+        path: of the file.
+    """
 
     def __init__(self, path: Path) -> None:
-        self._path = path
+        self.path = path
+
+    def copy_to(self, path: Path) -> None:
+        """Write what is counted so far to another file, if anything is.
+
+        Raises:
+            ConfigurationError: a file cannot be read or written.
+        """
+        data = read_private(self.path, MAX_FILE_BYTES)
+        if data is not None:
+            write_private(path, data)
 
     def given(self, token: JoinToken, peer_id: str) -> bytes | None:
         """The certificate that a peer was given last for a token, as it was signed; None if there is none.
@@ -77,10 +91,10 @@ class TokenUses:
         given.append((certificate.peer_id, certificate.data))
         uses[token.serial] = (token.not_after, given)
         rows = [[serial, *entry] for serial, entry in uses.items()]
-        write_private(self._path, msgpack.packb(rows))
+        write_private(self.path, msgpack.packb(rows))
 
     def _read(self) -> _Uses:
-        data = read_private(self._path, MAX_FILE_BYTES)
+        data = read_private(self.path, MAX_FILE_BYTES)
         if data is None:
             return {}
         try:
@@ -89,7 +103,7 @@ class TokenUses:
                 for serial, until, given in msgpack.unpackb(data)
             }
         except (ValueError, TypeError, msgpack.UnpackException) as exc:
-            raise ConfigurationError(f"{self._path} does not count uses of tickets: {exc}") from exc
+            raise ConfigurationError(f"{self.path} does not count uses of tickets: {exc}") from exc
 
 
 def _after(uses: _Uses, moment: float) -> _Uses:
