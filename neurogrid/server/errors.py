@@ -7,8 +7,10 @@ Clients of OpenAI's API look at the status first, and at `code` where one status
 from __future__ import annotations
 
 import json
+import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from http import HTTPStatus
 
 from starlette.applications import Starlette
@@ -17,7 +19,18 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
-__all__ = ["OLLAMA_PREFIX", "APIError", "answer_api_error", "answer_bug", "answer_http_exception"]
+from neurogrid.errors import ConfigurationError
+
+__all__ = [
+    "OLLAMA_PREFIX",
+    "APIError",
+    "answer_api_error",
+    "answer_bug",
+    "answer_http_exception",
+    "keeping",
+]
+
+logger = logging.getLogger(__name__)
 
 OLLAMA_PREFIX = "/api/"
 """The paths of Ollama's API, and of no other."""
@@ -89,6 +102,24 @@ class APIError(Exception):
         if self.retry_after is not None:
             headers = {**headers, "Retry-After": str(max(math.ceil(self.retry_after), 1))}
         return JSONResponse(body, status_code=self.status, headers=headers)
+
+
+@contextmanager
+def keeping() -> Iterator[None]:
+    """A change that is written for the next start, for a client: the machine's files are named in the log alone.
+
+    Raises:
+        APIError: 500, it cannot be written.
+    """
+    try:
+        yield
+    except ConfigurationError as exc:
+        logger.error("what a client changed was not kept, and so not done: %s", exc)
+        raise APIError(
+            500,
+            "nothing was changed, for it could not be kept until the next start: the server's log says why",
+            code="not_kept",
+        ) from exc
 
 
 async def answer_api_error(request: Request, exc: Exception) -> JSONResponse:

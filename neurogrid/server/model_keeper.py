@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import AbstractAsyncContextManager
 from typing import Final, Protocol
 
@@ -41,16 +41,24 @@ class ModelKeeper:
 
     Args:
         gives_way: a model for which there is no room stands by; otherwise that is an error, which ends `run`.
+        added: names of models that clients had added: that one of them cannot be opened ends nothing.
     """
 
     def __init__(
-        self, models: Models, opener: ModelOpener, metrics: CoordinatorMetrics, *, gives_way: bool
+        self,
+        models: Models,
+        opener: ModelOpener,
+        metrics: CoordinatorMetrics,
+        *,
+        gives_way: bool,
+        added: Collection[str] = (),
     ) -> None:
         self._models = models
         self._opener = opener
         self._metrics = metrics
         self._gives_way = gives_way
-        self._given: set[str] = set()  # those of the start, until all were tried
+        self._added = frozenset(added)
+        self._given: set[str] = set()  # those that the start depends on, until all were tried
 
     async def run(self, *, on_begun: Callable[[], None]) -> None:
         """Open and close models until cancelled.
@@ -59,10 +67,11 @@ class ModelKeeper:
             on_begun: called when those that are there now are open, or stand by.
 
         Raises:
-            NeuroGridError: one of those that are there now cannot be opened.
+            NeuroGridError: one of those that are there now, and that no client has added, cannot be opened.
         """
         models = self._models
-        self._given = {model.name for model in models.all()}
+        first = {model.name for model in models.all()}
+        self._given = first - self._added
         has_begun = False
         with unwrap_errors():
             async with trio.open_nursery() as nursery:
@@ -77,8 +86,8 @@ class ModelKeeper:
                             nursery.start_soon(self._hold, model)
                     for name in models.take_gone():
                         self._opener.forget(name)
-                    given = [model.name for model in models.all() if model.name in self._given]
-                    if not has_begun and all(map(models.residency.is_settled, given)):
+                    tried = [model.name for model in models.all() if model.name in first]
+                    if not has_begun and all(map(models.residency.is_settled, tried)):
                         has_begun = True
                         self._given.clear()
                         models.begun()

@@ -59,6 +59,8 @@ class ServedModel(Backend):
         name: what requests call it.
         board: of its coordinator.
         remembered: what was known when it was open last; None before.
+        kept_adapters: directories of those that clients had added before the server was started, by name; told of
+            until it is open.
         asked: tokens that were asked of it, of late.
         is_to_close: set when it is to be put down; another event for each time that it is opened.
         is_gone: set when it was removed and holds nothing any more.
@@ -69,6 +71,7 @@ class ServedModel(Backend):
         self.name = name
         self.board = board
         self.remembered: Remembered | None = None
+        self.kept_adapters: Mapping[str, Path] = {}
         self.asked = MovingCount()
         self.is_to_close = trio.Event()
         self.is_gone = trio.Event()
@@ -101,7 +104,7 @@ class ServedModel(Backend):
         """The directories of its adapters, by name; as they were, while it is not open."""
         if self._coordinator is not None:
             return {each.name: each.directory for each in self._coordinator.adapters}
-        return self.remembered.adapters if self.remembered is not None else {}
+        return self.remembered.adapters if self.remembered is not None else self.kept_adapters
 
     @property
     def max_seq_len(self) -> int | None:

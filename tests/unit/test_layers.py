@@ -394,6 +394,7 @@ HOUSE = (
         COMMAND_LINE,
     ),
     server(".errors"),
+    server(".additions"),
     server(".schema_check"),
     server(".http"),
     server(".backend"),

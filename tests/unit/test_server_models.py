@@ -38,6 +38,7 @@ class World:
     Attributes:
         broken: names of models that cannot be opened.
         opened: names, in the order in which they were.
+        kept: names that are to be found again at the next start.
     """
 
     room: int = 9
@@ -45,6 +46,7 @@ class World:
     opened: list[str] = field(default_factory=list)
     open_now: dict[str, Told] = field(default_factory=dict)
     forgotten: list[str] = field(default_factory=list)
+    kept: set[str] = field(default_factory=set)
     text: dict[str, str] = field(default_factory=dict)
 
     @asynccontextmanager
@@ -71,6 +73,14 @@ class World:
         if place.startswith("no"):
             raise ConfigurationError(f"there is no model {place!r}")
         return name or place
+
+    async def keep(self, name: str) -> None:
+        if name == "unkept":
+            raise ConfigurationError("cannot write the file: No space left on device")
+        self.kept.add(name)
+
+    async def drop(self, name: str) -> None:
+        self.kept.discard(name)
 
 
 @dataclass
@@ -102,10 +112,11 @@ async def serve(
     *,
     limits: ResidencyLimits = LIMITS,
     adds: bool = True,
+    added: tuple[str, ...] = (),
 ) -> None:
-    """Have models of these names served while `use` runs."""
+    """Have models of these names served while `use` runs, and those that clients had added."""
     models = Models(limits)
-    for name in names:
+    for name in (*names, *added):
         models.add(name, is_wanted=True)
     metrics = CoordinatorMetrics(models=models.all)
     app = make_app(
@@ -119,7 +130,8 @@ async def serve(
         ],
         open_routes=health_routes(models),
     )
-    keeper = ModelKeeper(models, world, metrics, gives_way=limits.idle_after < float("inf"))
+    gives_way = limits.idle_after < float("inf")
+    keeper = ModelKeeper(models, world, metrics, gives_way=gives_way, added=added)
     begun = trio.Event()
     with unwrap_errors():
         async with trio.open_nursery() as nursery:
@@ -173,6 +185,26 @@ async def test_without_ways_to_give_way_all_have_to_fit(autojump_clock: MockCloc
         await serve(World(room=1), ("a", "b"), lambda served: trio.sleep_forever(), limits=limits)
 
 
+@pytest.mark.parametrize("idle_after", [60.0, float("inf")])
+async def test_one_that_was_added_before_ends_no_start(
+    autojump_clock: MockClock, idle_after: float
+) -> None:
+    async def use(served: Served) -> None:
+        assert (await served.get("/ready")).status == 200
+        states = await served.states()
+        assert states["b"] == "failed"
+        assert (states["a"], states["c"]) == ("ready", "ready")
+        assert states["d"] == "idle"
+        assert "is gone" in (await served.get("/v1/models/b")).json["reason"]
+        assert (await served.says("b")).status == 503
+        assert (await ask(served.app, "DELETE", "/v1/models/b")).status == 200
+        assert (await served.says("b")).status == 404
+
+    world = World(room=2, broken={"b": ConfigurationError("its folder is gone")})
+    limits = replace(LIMITS, idle_after=idle_after)
+    await serve(world, ("a",), use, added=("b", "c", "d"), limits=limits)
+
+
 async def test_an_idle_one_gives_way_and_comes_back(autojump_clock: MockClock) -> None:
     async def use(served: Served) -> None:
         assert await served.states() == {"a": "ready", "b": "idle"}
@@ -219,6 +251,11 @@ async def test_models_come_and_go(autojump_clock: MockClock) -> None:
     async def use(served: Served) -> None:
         added = await served.post("/v1/models", model="c")
         assert (added.status, added.json["id"], added.json["state"]) == (200, "c", "ready")
+        assert served.world.kept == {"c"}
+        unkept = await served.post("/v1/models", model="unkept")
+        assert (unkept.status, unkept.error["code"]) == (500, "not_kept")
+        await trio.sleep(1.0)
+        assert "unkept" not in await served.states()
         assert (await served.says("c")).json["model"] == "c"
         again = await served.post("/v1/models", model="elsewhere", name="c")
         assert (again.status, again.error["code"]) == (400, "model_refused")
@@ -235,6 +272,7 @@ async def test_models_come_and_go(autojump_clock: MockClock) -> None:
 
             nursery.start_soon(remove)
             await trio.sleep(5.0)
+            assert not served.world.kept
             assert not removed.is_set()  # somebody is being answered by it
             assert "c" in served.world.open_now
             assert (await served.says("c")).status == 404
@@ -243,7 +281,7 @@ async def test_models_come_and_go(autojump_clock: MockClock) -> None:
         assert (await ask(served.app, "DELETE", "/v1/models/c")).status == 404
         await trio.sleep(1.0)
         assert "c" not in served.world.open_now
-        assert served.world.forgotten == ["c"]
+        assert served.world.forgotten == ["unkept", "c"]
         assert (await served.post("/v1/models", model="c")).status == 200
 
     await serve(World(), ("a", "b"), use)

@@ -247,9 +247,8 @@ def test_a_copy_is_the_cluster_and_nobody_of_it(cluster: Cluster, tmp_path: Path
     with cluster.held():  # which is no obstacle
         copy = cluster.copy_to(tmp_path / "copies" / "copy")
     assert mode(copy.directory) == 0o700
-    assert {path.name: mode(path) for path in copy.directory.iterdir()} == {
-        name: 0o600 for name in ("cluster.key", "revocations", "token-uses", "lock")
-    }
+    files = {path.name: mode(path) for path in copy.directory.iterdir()}
+    assert files == dict.fromkeys(("cluster.key", "revocations", "token-uses", "lock"), 0o600)
     for there in (copy, Cluster.load(copy.directory)):
         assert there.cluster_id == cluster.cluster_id
         assert there.revocations().peer_ids == {THIRD}

@@ -1,4 +1,4 @@
-"""Tickets, revocations and copies of a cluster, which `neurogrid-coordinator --cluster DIR` handles instead of generating.
+"""Tickets, revocations and copies of a cluster, which `neurogrid-coordinator --cluster DIR` handles, and then ends.
 
 Each changes or reads files in DIR and ends. A coordinator that runs with the same DIR need not be stopped: it leaves
 its addresses there, and sees within seconds what was revoked.

@@ -310,6 +310,7 @@ async def _serve(
                 _judge_cluster(options)  # whoever has the port may have that, too, which says more
             raise
         run = ServedRun.of(options.model, follows=options.follow)
+        additions = serving.read_additions()
     if run is not None and options.follow:
         await run.wait_first(screen)
     each = each_model(options) if has_several(options) else [options]
@@ -334,6 +335,7 @@ async def _serve(
             await serve_models(
                 each,
                 serving,
+                additions,
                 where,
                 screen,
                 farewells,
@@ -344,7 +346,7 @@ async def _serve(
             )
         return ExitStatus.OK
     async with AsyncExitStack() as stack:
-        server, shown = await _open_shown(screen, stack, open_server(serving))
+        server, shown = await _open_shown(screen, stack, open_server(serving, additions))
         await _serve_all(options, where, shown, server, run, screen, farewells)
     return ExitStatus.OK
 
@@ -395,6 +397,7 @@ async def _serve_all(
     while True:
         with run.take() if run is not None else nullcontext(options.model) as options.model:
             async with _open_coordinator(options, where, shown, board=server.board) as coordinator:
+                await server.restore(coordinator)
                 if not farewells:
                     farewells.append(server.finish)
                     screen.print(server.url)

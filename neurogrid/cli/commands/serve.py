@@ -22,6 +22,7 @@ from neurogrid.errors import ConfigurationError
 if TYPE_CHECKING:
     from neurogrid.inference.board.status_board import StatusBoard
     from neurogrid.inference.generation.coordinator import Coordinator
+    from neurogrid.server.additions import Additions
     from neurogrid.server.backend import Backend
     from neurogrid.server.models import Models
     from neurogrid.server.openai.model_routes import ModelPlaces
@@ -53,6 +54,7 @@ DEFAULT_REQUEST_TIMEOUT = 600.0
 SERVING_SESSIONS = 4
 # Without a request for so long a model is idle, as in Ollama. Seconds.
 MAX_KEY_FILE_BYTES = 1024 * 1024
+ADDITIONS_FILE = "additions.json"
 # What can be guessed over the network is no key.
 MIN_KEY_CHARS = 16
 
@@ -143,7 +145,8 @@ def add_serving_options(parser: argparse.ArgumentParser) -> None:
 
 @dataclass(frozen=True)
 class ServingOptions:
-    """Where to serve, and which clients; seconds that an answer may take; where adapters are that clients add."""
+    """Where to serve, and which clients; seconds that an answer may take; where adapters and models are that clients
+    add, and where it is kept which they have added."""
 
     host: str
     port: int
@@ -152,6 +155,24 @@ class ServingOptions:
     request_timeout: float
     adapter_root: Path | None = None
     model_root: Path | None = None
+    additions_file: Path | None = None
+
+    def read_additions(self) -> Additions:
+        """What clients had added before; nothing, where they add nothing.
+
+        Raises:
+            ConfigurationError: the file cannot be read, or is not what was written.
+        """
+        from neurogrid.server.additions import Additions
+
+        if self.adapter_root is None and self.model_root is None:
+            return Additions()
+        if self.additions_file is None:
+            logger.info(
+                "what clients add is forgotten when this ends: --cluster DIR or --identity FILE keeps it beside who "
+                "this coordinator is"
+            )
+        return Additions.read(self.additions_file)
 
 
 def serving_options(options: argparse.Namespace) -> ServingOptions:
@@ -185,7 +206,17 @@ def serving_options(options: argparse.Namespace) -> ServingOptions:
         options.request_timeout,
         options.adapter_root,
         options.model_root,
+        _additions_file(options),
     )
+
+
+def _additions_file(options: argparse.Namespace) -> Path | None:
+    """Where it is kept what clients add: with what a coordinator is known by; None where that is new each time."""
+    directory: Path | None = options.cluster or options.new_cluster
+    if directory is not None:
+        return directory / ADDITIONS_FILE
+    identity: Path | None = options.identity
+    return identity and identity.with_name(f"{identity.stem}-{ADDITIONS_FILE}")
 
 
 @dataclass(frozen=True)
@@ -203,6 +234,15 @@ class Server:
     board: StatusBoard
     metrics: CoordinatorMetrics
     _backend: Backend | Models
+    _additions: Additions
+    _adapter_root: Path | None
+
+    async def restore(self, coordinator: Coordinator) -> None:
+        """Have the adapters beside a model again that clients had added."""
+        from neurogrid.server.openai.adapter_routes import restore_adapters
+
+        if self._adapter_root is not None:
+            await restore_adapters(coordinator, self._additions, self._adapter_root)
 
     async def serve(
         self, coordinator: Coordinator, until: Callable[[], Awaitable[None]] = trio.sleep_forever
@@ -222,11 +262,15 @@ class Server:
 
 @asynccontextmanager
 async def open_server(
-    where: ServingOptions, models: Models | None = None, places: ModelPlaces | None = None
+    where: ServingOptions,
+    additions: Additions,
+    models: Models | None = None,
+    places: ModelPlaces | None = None,
 ) -> AsyncIterator[Server]:
     """Open the port: `/health` is answered at once, and `/ready` says what is waited for.
 
     Args:
+        additions: what clients have added, and add.
         models: that are served, where they are several, the first of them there already; None for one.
         places: where further ones are, if clients may add some.
 
@@ -266,7 +310,7 @@ async def open_server(
             *openai_routes(
                 backend, request_timeout=where.request_timeout, models=models, places=places
             ),
-            *adapter_routes(backend, where.adapter_root),
+            *adapter_routes(backend, where.adapter_root, additions),
             *ollama_routes(backend, request_timeout=where.request_timeout),
             *llama_cpp_routes(backend, request_timeout=where.request_timeout),
             *clusters,
@@ -290,7 +334,7 @@ async def open_server(
     async with open_http(app, host=where.host, port=where.port) as url:
         logger.info("the page is at %s/", url)
         try:
-            yield Server(url, board, metrics, backend)
+            yield Server(url, board, metrics, backend, additions, where.adapter_root)
         finally:
             # So that nobody waits for more of them.
             for each in [board] if models is None else [model.board for model in models.all()]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import copy
 import hashlib
+import logging
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, ExitStack, asynccontextmanager
@@ -35,9 +36,12 @@ if TYPE_CHECKING:
     from neurogrid.inference.board.progress import Progress
     from neurogrid.inference.generation.coordinator import Coordinator
     from neurogrid.inference.generation.loaded_model import LoadedModel
+    from neurogrid.server.additions import AddedModel, Additions
     from neurogrid.server.models import Models, ServedModel
 
 __all__ = ["ModelOptions", "each_model", "find_models", "has_several", "name_of", "serve_models"]
+
+logger = logging.getLogger(__name__)
 
 MakeSettings = Callable[[argparse.Namespace, Listening, Trust], "CoordinatorSettings"]
 OpenShown = Callable[
@@ -109,10 +113,14 @@ class ModelOptions:
     Attributes:
         options: its own.
         loaded: what was read of it before it is opened the first time.
+        named: what the client named that added it, by which it is found again; empty for one of the start.
+        kept: what it was when it was added, before this start; None where nobody has to look for it again.
     """
 
     options: argparse.Namespace
     loaded: LoadedModel | None = None
+    named: str = ""
+    kept: AddedModel | None = None
 
 
 class _Opener:
@@ -125,6 +133,8 @@ class _Opener:
         sharing: MemorySharing,
         *,
         root: Path | None,
+        additions: Additions,
+        restore: Callable[[Coordinator], Awaitable[None]],
         make_settings: MakeSettings,
         judge: Judge,
         progress: Callable[[], Progress],
@@ -138,6 +148,8 @@ class _Opener:
         self._models = models
         self._sharing = sharing
         self._root = root
+        self._additions = additions
+        self._restore = restore
         self._make_settings = make_settings
         self._judge = judge
         self._progress = progress
@@ -160,8 +172,18 @@ class _Opener:
             raise ConfigurationError(f"the name {found!r} is taken: give the model another")
         await trio.to_thread.run_sync(self._judge, own)
         own.model_name = found
-        self.places[found] = ModelOptions(own)
+        self.places[found] = ModelOptions(own, named=place)
         return found
+
+    async def keep(self, name: str) -> None:
+        from neurogrid.server.additions import AddedModel, model_state
+
+        place = self.places[name]
+        state = await trio.to_thread.run_sync(model_state, place.options.model)
+        await self._additions.keep_model(name, AddedModel(place.named, state))
+
+    async def drop(self, name: str) -> None:
+        await self._additions.forget_model(name)
 
     def forget(self, name: str) -> None:
         self.places.pop(name, None)
@@ -184,10 +206,32 @@ class _Opener:
             )
         return snapshot
 
+    async def _find_again(self, place: ModelOptions, kept: AddedModel) -> None:
+        """Look whether a model is what it was when a client added it, before this start.
+
+        Raises:
+            ConfigurationError: it is gone, or something else.
+        """
+        from neurogrid.server.additions import model_state
+
+        def find() -> Path:
+            path = self._place_of(kept.place)
+            if model_state(path) != kept.state:
+                raise ConfigurationError(
+                    f"the files in {path} are not those that were added: DELETE and POST /v1/models take them as they "
+                    "are now"
+                )
+            return path
+
+        place.options.model = await trio.to_thread.run_sync(find)
+        await trio.to_thread.run_sync(self._judge, place.options)
+        place.kept = None
+
     # ModelOpener
 
     async def expect_all(self) -> None:
-        """Read what all models take, before any of them is planned.
+        """Read what all models of the start take, before any of them is planned. Those that clients had added get what
+        is left, as they did then.
 
         Raises:
             ConfigurationError, ModelError: one cannot be read.
@@ -196,6 +240,8 @@ class _Opener:
         from neurogrid.assembly.planned_fleet import load_model
 
         for place in self.places.values():
+            if place.kept is not None:
+                continue
             settings = self._make_settings(place.options, self.where, self.trust)
             place.loaded = await load_model(settings)
             self._sharing.expect(demand_of(place.loaded, settings, asked=0.0))
@@ -207,6 +253,8 @@ class _Opener:
         from neurogrid.assembly.planned_fleet import load_model
 
         name, place = model.name, self.places[model.name]
+        if place.kept is not None:
+            await self._find_again(place, place.kept)
         self._first_name = self._first_name or name
         is_first = name == self._first_name
         settings = self._settings(place.options, model, is_first=is_first)
@@ -228,6 +276,7 @@ class _Opener:
                     known = replace(self.trust, is_new=False, ticket_file=None)
                     self.first_progress.invite = known.invite if known.cluster else None
                 try:
+                    await self._restore(coordinator)
                     yield coordinator
                 finally:
                     del self._open[name]
@@ -294,6 +343,7 @@ def trust_beside(options: argparse.Namespace, trust: Trust, name: str) -> Trust:
 async def serve_models(
     each: list[argparse.Namespace],
     serving: ServingOptions,
+    additions: Additions,
     where: Listening,
     screen: Screen,
     farewells: list[Callable[[], Awaitable[None]]],
@@ -307,6 +357,7 @@ async def serve_models(
 
     Args:
         each: the options of each, found.
+        additions: what clients had added, which is served, too.
         where: the first one listens.
         make_settings: gives the settings of one.
         judge: refuses a model that is none.
@@ -325,23 +376,34 @@ async def serve_models(
     gives_way = first.idle_after < float("inf")
     models = Models(ResidencyLimits(idle_after=first.idle_after))
     sharing = MemorySharing(gives_way=gives_way)
+    names = {name_of(options): ModelOptions(options) for options in each}
+    for name in names:
+        models.add(name, is_wanted=True)
+    added = _add_kept(models, additions, first) if serving.model_root is not None else {}
+    for model in models.all() if serving.adapter_root is not None else ():
+        model.kept_adapters = {
+            name: Path(adapter.path) for name, adapter in additions.adapters_of(model.name).items()
+        }
+
+    async def restore(coordinator: Coordinator) -> None:
+        await server.restore(coordinator)
+
     opener = _Opener(
         first,
         models,
         sharing,
         root=serving.model_root,
+        additions=additions,
+        restore=restore,
         make_settings=make_settings,
         judge=judge,
         progress=progress,
     )
     opener.where = where
-    for options in each:
-        name = name_of(options)
-        models.add(name, is_wanted=True)
-        opener.places[name] = ModelOptions(options)
+    opener.places = {**names, **added}
     places = opener if serving.model_root is not None else None
     async with AsyncExitStack() as stack:
-        opening = open_server(serving, models, places)
+        opening = open_server(serving, additions, models, places)
         server, shown = await open_shown(stack, opening, models)
         trust = existing_trust(first)
         held = stack.enter_context(ExitStack())
@@ -362,5 +424,26 @@ async def serve_models(
             farewells.append(server.finish)
             screen.print(server.url)
 
-        keeper = ModelKeeper(models, opener, server.metrics, gives_way=gives_way)
+        keeper = ModelKeeper(models, opener, server.metrics, gives_way=gives_way, added=added)
         await keeper.run(on_begun=begun)
+
+
+def _add_kept(
+    models: Models, additions: Additions, first: argparse.Namespace
+) -> dict[str, ModelOptions]:
+    """Models that clients had added, to be found when they are opened; of those that cannot be, a line each."""
+    from neurogrid.server.errors import APIError
+
+    added = {}
+    for name, kept in additions.models.items():
+        try:
+            if name in adapters_of(first):
+                raise ConfigurationError(f"--adapter {name} has its name")
+            models.add(name, is_wanted=True)
+        except (APIError, ConfigurationError) as exc:
+            logger.warning("the model %s, which a client had added, is not served: %s", name, exc)
+            continue
+        own = copy.copy(first)
+        own.model, own.model_name, own.adapter = None, name, []
+        added[name] = ModelOptions(own, named=kept.place, kept=kept)
+    return added

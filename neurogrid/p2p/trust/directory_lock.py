@@ -47,7 +47,8 @@ def held(directory: Path) -> Iterator[None]:
         lambda holder: (
             f"a coordinator runs with {directory} already: {holder}. Two would take each other's workers: end that "
             "one first, make a directory for a second one of this cluster (neurogrid-coordinator --cluster "
-            f"{directory} --copy-to DIR), or another cluster (--new-cluster DIR). Tickets and revocations need no end of it"
+            f"{directory} --copy-to DIR), or another cluster (--new-cluster DIR). Tickets and revocations need no end "
+            "of it"
         ),
     ):
         yield

@@ -17,7 +17,7 @@ from starlette.routing import BaseRoute, Route
 from neurogrid.errors import NeuroGridError
 from neurogrid.inference.residency import ModelState
 from neurogrid.server.backend import Backends
-from neurogrid.server.errors import APIError
+from neurogrid.server.errors import APIError, keeping
 from neurogrid.server.http.body import read_json
 from neurogrid.server.models import Models
 from neurogrid.server.openai.model_list import describe, find_entry, list_models
@@ -38,6 +38,16 @@ class ModelPlaces(Protocol):
             NeuroGridError: there is none, it is damaged, or it cannot be reached from here.
         """
 
+    async def keep(self, name: str) -> None:
+        """Find a model again at the next start.
+
+        Raises:
+            ConfigurationError: that cannot be noted.
+        """
+
+    async def drop(self, name: str) -> None:
+        """Find a model at the next start no longer, nor the adapters beside it; raises as `keep`."""
+
     def forget(self, name: str) -> None:
         """A model is not to be opened again."""
 
@@ -52,7 +62,7 @@ def model_routes(
         places: where further ones are; None where none are added.
     """
     started = int(time.time())
-    adding = trio.Lock()
+    adding, changing = trio.Lock(), trio.Lock()
 
     async def listed(request: Request) -> Response:
         return JSONResponse({"object": "list", "data": list_models(backends, created=started)})
@@ -79,6 +89,10 @@ def model_routes(
         is_open = False
         try:
             await model.wake()
+            async with changing:
+                if several.find(name) is model:  # and nobody has removed it meanwhile
+                    with keeping():
+                        await where.keep(name)
             is_open = True
         except APIError as exc:
             if several.residency.is_known(name) and model.state is ModelState.FAILED:
@@ -90,9 +104,12 @@ def model_routes(
         return JSONResponse(describe(model, created=int(time.time()))[0])
 
     async def remove(request: Request) -> Response:
-        several, _ = _require(models, places)
+        several, where = _require(models, places)
         name = str(request.path_params["model"])
-        model = several.remove(name)
+        async with changing:
+            with keeping():
+                await where.drop(name)
+            model = several.remove(name)
         if model is None:
             raise APIError(
                 404, f"there is no model {name[:100]!r}", param="model", code="model_not_found"
