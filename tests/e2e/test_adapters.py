@@ -3,6 +3,7 @@ worker that dies."""
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -272,7 +273,7 @@ def test_on_layers_of_the_coordinator_itself(tmp_path: Path) -> None:
     trio.run(main)
 
 
-def test_over_http_by_name_and_one_more_while_it_runs(
+def test_over_http_by_name_and_one_more_while_it_runs_and_at_the_next_start(
     workers: list[WorkerProcess], tmp_path: Path
 ) -> None:
     """With OpenAI's client; the model that comes along has a tokenizer."""
@@ -297,41 +298,64 @@ def test_over_http_by_name_and_one_more_while_it_runs(
     named = [f"--adapter=renamed={places['one']}", f"--adapter={places['other']}"]
     peers = [f"--peer={worker.address}" for worker in workers[:2]]
     more = ["--api-key-file", str(tmp_path / "keys"), "--adapter-root", str(root)]
-    with start_server(
-        tmp_path, *named, *peers, *more, "--dtype=float32", "--max-seq-len=256"
-    ) as server:
-        headers = {"Authorization": f"Bearer {key.replace(' ', '-')}"}
-        with openai.OpenAI(base_url=f"{server.url}/v1", api_key=key.replace(" ", "-")) as client:
+    more += [
+        "--dtype=float32",
+        "--max-seq-len=256",
+        "--identity",
+        str(tmp_path / "coordinator.key"),
+    ]
+    headers = {"Authorization": f"Bearer {key.replace(' ', '-')}"}
+    shutil.copytree(root / "late", root / "changed")
 
-            def text(name: str) -> str:
-                answer = client.completions.create(
-                    model=name, prompt=prompt, max_tokens=MAX_TOKENS, temperature=0
+    def text(name: str) -> str:
+        answer = client.completions.create(
+            model=name, prompt=prompt, max_tokens=MAX_TOKENS, temperature=0
+        )
+        assert answer.model == name
+        return answer.choices[0].text
+
+    with (
+        start_server(tmp_path, *named, *peers, *more) as server,
+        openai.OpenAI(base_url=f"{server.url}/v1", api_key=key.replace(" ", "-")) as client,
+    ):
+        listed = {each.id: getattr(each, "parent", 0) for each in client.models.list()}
+        assert listed == {"embedded": None, "renamed": "embedded", "other": "embedded"}
+        assert text("embedded") == expected(None)
+        assert text("renamed") == expected("one")
+        with pytest.raises(openai.NotFoundError, match="'late' is not served here"):
+            text("late")
+        streaming = client.completions.create(
+            model="other", prompt=prompt, max_tokens=MAX_TOKENS, temperature=0, stream=True
+        )
+        pieces = [next(streaming).choices[0].text]
+        for name, body in (
+            ("late", {"name": "late", "path": "late"}),
+            ("changed", {"name": "changed", "path": "changed"}),
+            ("other", None),
+        ):
+            if body is not None:
+                answer = httpx.post(
+                    f"{server.url}/v1/adapters", json=body, headers=headers, timeout=DEADLINE
                 )
-                assert answer.model == name
-                return answer.choices[0].text
+            else:
+                answer = httpx.delete(
+                    f"{server.url}/v1/adapters/{name}", headers=headers, timeout=DEADLINE
+                )
+            assert answer.status_code == 200, answer.text
+        assert text("late") == expected("late")
+        pieces += [event.choices[0].text for event in streaming]
+        assert "".join(pieces) == expected("other")
+        with pytest.raises(openai.NotFoundError):
+            text("other")
 
-            listed = {each.id: getattr(each, "parent", 0) for each in client.models.list()}
-            assert listed == {"embedded": None, "renamed": "embedded", "other": "embedded"}
-            assert text("embedded") == expected(None)
-            assert text("renamed") == expected("one")
-            with pytest.raises(openai.NotFoundError, match="'late' is not served here"):
-                text("late")
-            streaming = client.completions.create(
-                model="other", prompt=prompt, max_tokens=MAX_TOKENS, temperature=0, stream=True
-            )
-            pieces = [next(streaming).choices[0].text]
-            for name, body in (("late", {"name": "late", "path": "late"}), ("other", None)):
-                if body is not None:
-                    answer = httpx.post(
-                        f"{server.url}/v1/adapters", json=body, headers=headers, timeout=DEADLINE
-                    )
-                else:
-                    answer = httpx.delete(
-                        f"{server.url}/v1/adapters/{name}", headers=headers, timeout=DEADLINE
-                    )
-                assert answer.status_code == 200, answer.text
+    # The same coordinator again, in whose folder another adapter lies by now.
+    shutil.copytree(places["one"], root / "changed", dirs_exist_ok=True)
+    with start_server(tmp_path, *named, *peers, *more) as server:
+        with openai.OpenAI(base_url=f"{server.url}/v1", api_key=key.replace(" ", "-")) as client:
+            assert {each.id for each in client.models.list()} == {
+                *("embedded", "renamed", "other", "late")
+            }
             assert text("late") == expected("late")
-            pieces += [event.choices[0].text for event in streaming]
-            assert "".join(pieces) == expected("other")
-            with pytest.raises(openai.NotFoundError):
-                text("other")
+        said = [line for line in server.log_file.read_text().splitlines() if "changed" in line]
+        assert len(said) == 1
+        assert "is not what was added: add it again" in said[0]

@@ -21,6 +21,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer, LlamaForCausalLM
 
 from neurogrid.model.embedded import embedded_model_path
+from tests.adapters import add_adapter, peft_tokens, save_adapters
 from tests.e2e.coordinator_process import LOOPBACK
 from tests.e2e.preloaded import COORDINATOR, run
 from tests.e2e.server_process import ServerProcess, start_server
@@ -191,21 +192,25 @@ def test_models_come_and_go_while_others_answer(two: Two, tmp_path: Path) -> Non
         shutil.copytree(two.places["one"], broken)
         weights = (broken / "model.safetensors").read_bytes()
         (broken / "model.safetensors").write_bytes(weights[: len(weights) // 2])
+    leaving = two.root / "leaving"
+    shutil.copytree(two.places["other"], leaving, dirs_exist_ok=True)
     options = [f"--api-key-file={keys}", f"--model-root={two.root}", "--min-peers=0"]
+    options += [f"--identity={tmp_path / 'coordinator.key'}"]
+
+    def ask(method: str, path: str, **body: Any) -> httpx.Response:
+        return httpx.request(
+            method,
+            f"{server.url}{path}",
+            json=body or None,
+            headers={"Authorization": f"Bearer {KEY}"},
+            timeout=DEADLINE,
+        )
+
     with (
         start_server(tmp_path, "--model", str(two.places["one"]), *options, *SMALL) as server,
         client_of(server) as client,
         ThreadPoolExecutor(8) as pool,
     ):
-
-        def ask(method: str, path: str, **body: Any) -> httpx.Response:
-            return httpx.request(
-                method,
-                f"{server.url}{path}",
-                json=body or None,
-                headers={"Authorization": f"Bearer {KEY}"},
-                timeout=DEADLINE,
-            )
 
         def go_on() -> None:
             for prompt in PROMPTS:
@@ -239,6 +244,94 @@ def test_models_come_and_go_while_others_answer(two: Two, tmp_path: Path) -> Non
         for each in going_on:
             each.result(DEADLINE)
         assert states(client) == {"one": "ready"}
+        for body in ({"model": "other", "name": "stays"}, {"model": "leaving"}):
+            assert ask("POST", "/v1/models", **body).status_code == 200
+
+    # The same coordinator again: what was added is there, but for what is not.
+    shutil.rmtree(leaving)
+    with (
+        start_server(tmp_path, "--model", str(two.places["one"]), *options, *SMALL) as server,
+        client_of(server) as client,
+    ):
+        assert states(client) == {"one": "ready", "stays": "ready", "leaving": "failed"}
+        for name, place in (("one", "one"), ("stays", "other")):
+            assert text(client, name, PROMPTS[0]) == two.texts[place][PROMPTS[0]]
+        said = [line for line in server.log_file.read_text().splitlines() if "leaving" in line]
+        assert len(said) == 1
+        assert "there is no model 'leaving'" in said[0]
+        assert ask("DELETE", "/v1/models/leaving").status_code == 200
+        assert states(client) == {"one": "ready", "stays": "ready"}
+
+
+def test_32_clients_of_8_adapters_and_2_models_while_a_worker_dies(
+    two: Two, tmp_path: Path
+) -> None:
+    """Each asks twice, of one model or adapter and of another: what PEFT's own model writes with it alone."""
+    root, keys = tmp_path / "root", tmp_path / "keys"
+    root.mkdir()
+    keys.touch(mode=0o600)
+    keys.write_text(f"{KEY}\n")
+    adapters = {name: [f"{name}-{number}" for number in range(4)] for name in two.places}
+    named = ["one", "other", *adapters["one"], *adapters["other"]]
+    asked = [
+        (named[(number + again) % len(named)], PROMPTS[(number // 3) % len(PROMPTS)])
+        for again in range(2)
+        for number in range(32)
+    ]
+    expected: dict[tuple[str, str], str] = {}
+    for name, place in two.places.items():
+        tokenizer = AutoTokenizer.from_pretrained(place, local_files_only=True)
+        model: Any = LlamaForCausalLM.from_pretrained(
+            place, dtype=torch.float32, local_files_only=True
+        )
+        for seed, adapter in enumerate(adapters[name]):
+            model = add_adapter(model, adapter, seed=seed)
+        save_adapters(model, root)
+        for which, prompt in sorted(set(asked)):
+            if which == name:
+                expected[which, prompt] = two.texts[name][prompt]
+            elif which in adapters[name]:
+                ids = tokenizer(prompt)["input_ids"]
+                tokens = peft_tokens(model, which, ids, MAX_TOKENS)
+                expected[which, prompt] = tokenizer.decode(tokens, skip_special_tokens=True)
+    assert len(set(expected.values())) > 0.9 * len(expected)
+    with ExitStack() as stack:
+        workers = [
+            stack.enter_context(start_worker(tmp_path, "--memory-limit", "256MiB"))
+            for _ in range(3)
+        ]
+        server = stack.enter_context(
+            start_server(
+                tmp_path,
+                *("--model", str(two.places["one"]), f"--with-model={two.places['other']}"),
+                *(f"--adapter={root / name}" for name in adapters["one"]),
+                *(f"--peer={worker.address}" for worker in workers),
+                *(f"--api-key-file={keys}", f"--adapter-root={root}"),
+                *("--local-layers=none", "--stages=2", *SMALL),
+            )
+        )
+        client = stack.enter_context(client_of(server))
+        headers = {"Authorization": f"Bearer {KEY}"}
+        for name in adapters["other"]:
+            body = {"name": name, "path": name, "model": "other"}
+            added = httpx.post(
+                f"{server.url}/v1/adapters", json=body, headers=headers, timeout=DEADLINE
+            )
+            assert added.status_code == 200, added.text
+        pool = stack.enter_context(ThreadPoolExecutor(32))
+        answers = [pool.submit(text, client, *each) for each in asked]
+        deadline = time.monotonic() + DEADLINE
+        while sum(answer.done() for answer in answers) < 8:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        info = httpx.get(f"{server.url}/v1/cluster/info", headers=headers, timeout=DEADLINE).json()
+        computing = {stage["peer_id"] for stage in info["status"]["stages"]}
+        next(worker for worker in workers if worker.peer_id in computing).kill()
+        num_done = sum(answer.done() for answer in answers)
+        for each, answer in zip(asked, answers, strict=True):
+            assert answer.result(DEADLINE) == expected[each], each
+        assert num_done < len(asked)
+        assert len({answer.result() for answer in answers}) > 20
 
 
 def test_an_idle_model_gives_way_and_comes_back(two: Two, tmp_path: Path) -> None:
