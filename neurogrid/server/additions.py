@@ -157,12 +157,13 @@ def model_state(path: Path) -> str:
     """
     hasher = hashlib.sha256()
     try:
-        for file in sorted(path.iterdir()) if path.is_dir() else [path]:
-            if file.suffix in _MODEL_FILES and file.is_file():
-                found = file.stat()
-                hasher.update(
-                    json.dumps([file.name, found.st_size, found.st_mtime_ns]).encode() + b"\n"
-                )
+        files = [path]
+        if path.is_dir():
+            files = [f for f in sorted(path.iterdir()) if f.suffix in _MODEL_FILES and f.is_file()]
+        for file in files:
+            found = file.stat()
+            told = [file.name, found.st_size, found.st_mtime_ns]
+            hasher.update(json.dumps(told).encode() + b"\n")
     except OSError as exc:
         raise ConfigurationError(f"cannot look at {path}: {exc.strerror}") from exc
     return hasher.hexdigest()
@@ -170,16 +171,24 @@ def model_state(path: Path) -> str:
 
 def _decode(data: bytes) -> _Kept:
     """What was written; raises what tells that this is something else."""
-    told = json.loads(data)
+    told = _table(json.loads(data))
     if told["version"] != _VERSION:
         raise ValueError(f"version {told['version']!r}, and {_VERSION} is known here")
+    models, adapters = _table(told["models"]), _table(told["adapters"])
     return _Kept(
-        {name: AddedModel(**_texts(each)) for name, each in told["models"].items()},
-        {name: AddedAdapter(**_texts(each)) for name, each in told["adapters"].items()},
+        {name: AddedModel(**_texts(each)) for name, each in models.items()},
+        {name: AddedAdapter(**_texts(each)) for name, each in adapters.items()},
     )
 
 
-def _texts(told: Mapping[str, object]) -> dict[str, str]:
-    if not all(isinstance(value, str) for value in told.values()):
-        raise TypeError(f"texts were expected, not {told}")
-    return {key: str(value) for key, value in told.items()}
+def _table(told: object) -> dict[str, object]:
+    if not isinstance(told, dict):
+        raise TypeError(f"a table was expected, not {type(told).__name__}")
+    return told
+
+
+def _texts(told: object) -> dict[str, str]:
+    table = _table(told)
+    if not all(isinstance(value, str) for value in table.values()):
+        raise TypeError("texts were expected")
+    return {key: str(value) for key, value in table.items()}

@@ -95,8 +95,8 @@ async def test_adapters_come_back_unless_they_are_gone_or_changed(
     for name in names:
         save_embedded_adapter(model, root / name)
 
-    async def asked(app: Any, method: str, path: str = "", **body: Any) -> Answered:
-        return await ask(app, method, f"/v1/adapters{path}", json_body=body or None)
+    async def asked(app: Any, method: str, which: str = "", **body: Any) -> Answered:
+        return await ask(app, method, f"/v1/adapters{which}", json_body=body or None)
 
     backend, additions = Backend(), Additions.read(file)
     app = make_app(adapter_routes(backend, root, additions))

@@ -169,7 +169,7 @@ class ServingOptions:
             return Additions()
         if self.additions_file is None:
             logger.info(
-                "what clients add is forgotten when this server ends: with --cluster DIR, or --identity FILE, it is kept"
+                "what clients add is forgotten when this server ends: --cluster DIR or --identity FILE keeps it"
             )
         return Additions.read(self.additions_file)
 
