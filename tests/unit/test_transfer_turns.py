@@ -11,6 +11,7 @@ import pytest
 import trio
 
 from neurogrid.p2p.transfer import BytesSource, Transfers, outgoing, send_blob
+from neurogrid.p2p.transfer.chunks import BlobInfo
 from neurogrid.p2p.wire import CHUNK_BYTES
 from tests.unit.transfer_peers import Taking, two_protocols
 
@@ -113,3 +114,20 @@ async def test_what_a_source_gives_is_sent_as_bytes_whatever_its_elements() -> N
     async with sender() as (send, went):
         send(0, Floats(blob(0)))
     assert went == [0] * NUM_CHUNKS
+
+
+async def test_a_policy_that_has_nothing_yet_is_the_policy() -> None:
+    """Though it counts what it has, and is there before anything is: adapters are added while a server runs."""
+
+    class Counting(Taking):
+        def __len__(self) -> int:
+            return len(self.given)
+
+    with trio.fail_after(DEADLINE):
+        async with two_protocols() as (giver, taker):
+            policy, source = Counting(), BytesSource(blob(0))
+            Transfers(giver, policy)
+            blob_id = BlobInfo.of_digests(source.digests(), source.num_bytes).blob_id
+            policy.given[blob_id] = source
+            got = await Transfers(taker).fetch_blob(giver.host.peer_id, blob_id)
+            assert bytes(got.blob.data) == blob(0)

@@ -89,7 +89,9 @@ class Transfers(Blocking[AsyncTransfers]):
         *,
         limits: TransferLimits = DEFAULT_TRANSFER_LIMITS,
     ) -> None:
-        adapter = _PolicyInThreads(policy or TransferPolicy(), protocol.host._handlers)
+        adapter = _PolicyInThreads(
+            TransferPolicy() if policy is None else policy, protocol.host._handlers
+        )
 
         def make() -> AsyncTransfers:
             return AsyncTransfers(protocol._inner, adapter, limits=limits)

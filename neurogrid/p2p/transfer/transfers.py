@@ -84,7 +84,7 @@ class Transfers:
             raise LocalProtocolError("this protocol has transfers already")
         _WITH_TRANSFERS.add(protocol)
         self._protocol = protocol
-        self._policy = policy or TransferPolicy()
+        self._policy = TransferPolicy() if policy is None else policy
         self._limits = limits
         self._partials = PartialTable(protocol.host.start_soon, limits)
         self._incoming = IncomingTransfers(protocol, self._partials, limits)
