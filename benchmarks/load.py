@@ -435,7 +435,7 @@ def main() -> None:
             expected = trio.run(run_alone, url, asks)
         print(f"alone: {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
         limits = [f"--max-sessions={options.max_sessions}", f"--max-queue={options.max_queue}"]
-        stages = [] if with_adapters else [f"--stages={NUM_WORKERS}"]
+        stages = ["--stages=2" if with_adapters else f"--stages={NUM_WORKERS}"]
         with cluster(served, directory / "cluster", *limits, *stages) as made:
             first = [made.server, *made.workers]
             before = [program.own_mib() for program in first]
@@ -456,7 +456,7 @@ def main() -> None:
         print(body)
     else:
         what = (
-            "two models (the embedded one, and it with other MLPs) with 4 adapters each"
+            "two models (the embedded one, and it with other MLPs) in 2 stages each, with 4 adapters each"
             if with_adapters
             else f"the embedded model in {NUM_WORKERS} stages"
         )
