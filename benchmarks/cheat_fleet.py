@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +28,10 @@ from neurogrid.training.checks import (
     Worth,
     figures_of,
     make_claim,
+    measures_of,
     pack_plainly,
     result_id,
+    step_alone,
     vector_id,
 )
 from neurogrid.training.optimizers import Coefficients, Distro, OuterOptimizer
@@ -264,21 +267,19 @@ def gradient_figures(fleet: Fleet, rounds: int = 6) -> list[Figures]:
     return found
 
 
-def advantages(fleet: Fleet, rows: Sequence[Tensor]) -> dict[int, float]:
-    """By how much more each update lowers the loss of what its member was given than that of what is held out."""
-    held = LLAMA.held[:8]
-    held_before = LLAMA.loss(fleet.weights, held)
+def worths(fleet: Fleet, made: dict[int, Made]) -> dict[int, Worth]:
+    """What each result is worth, measured by another member as in a run, on the rows that this one was given itself."""
+    seed = sha256(b"%d %d" % (fleet.seed, fleet.round)).digest()
+    before = {seat: LLAMA.loss(fleet.weights, fleet.rows(seat)) for seat in made}
     found = {}
-    for seat, row in enumerate(rows):
-        alone = new_distro(fleet.weights)
-        alone.encode(torch.zeros_like(row), LR)
-        alone.commit(row)
-        after = alone.theta
-        given = fleet.rows(seat)
-        worth = Worth(
-            LLAMA.loss(fleet.weights, given), LLAMA.loss(after, given), held_before, LLAMA.loss(after, held)
-        )  # fmt: skip
-        found[seat] = worth.advantage
+    for each in measures_of(seed, made, fleet.seats, fleet.seats, 1.0):
+        after = step_alone(fleet.weights, made[each.seat].coefficients, SETTINGS, LR)
+        found[each.seat] = Worth(
+            before[each.seat],
+            LLAMA.loss(after, fleet.rows(each.seat)),
+            before[each.auditor],
+            LLAMA.loss(after, fleet.rows(each.auditor)),
+        )
     return found
 
 

@@ -241,6 +241,11 @@ def _audit_lines(run: RunFile, told: Estimate) -> Iterator[str]:
         f"audits       a member computes {number:.0%} more, and receives {format_bytes(int(number * vector))} more "
         f"in a round; it has about {format_bytes(7 * vector)} more in memory, and up to {format_bytes(disk)} on disk"
     )
+    if run.checks.worth:
+        yield (
+            f"             in {run.checks.worth:.0%} of the rounds a member computes 4 losses more, to measure what a "
+            "result is worth"
+        )
     if told.num_members < 3:
         yield "             with fewer than 3 members nobody can judge what an auditor finds: nobody is ejected for it"
 

@@ -382,6 +382,13 @@ def _checked(directory: RunDirectory, lines: Sequence[Figures]) -> Iterator[tupl
         return
     held = sum(each.get("checked_held", 0) for each in lines)
     yield "checked", f"{held:,.0f} of {made:,.0f} results that were computed again hold"
+    measured = [each for each in lines if each.get("measured")]
+    if number := sum(each["measured"] for each in measured):
+        gain = sum(each["measured"] * each["gain"] for each in measured) / number
+        yield (
+            "worth",
+            f"{number:,.0f} results were measured; each alone lowers the loss by {gain:.3g}",
+        )
     try:
         recorded = read_journal(directory.journal) if directory.has_run else ()
     except ConfigurationError:  # which is told of the journal

@@ -70,6 +70,10 @@ _STATUS: Final = {
                 "num_open": {"type": "integer", "description": "Accusations that are judged."},
                 "num_trials": {"type": "integer", "description": "Peers that are on trial."},
                 "last": _LINES,
+                "worths": {
+                    **_LINES,
+                    "description": "What results of members were measured to be worth, by seat.",
+                },
             },
         },
     },

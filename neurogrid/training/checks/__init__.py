@@ -11,6 +11,7 @@ accused it has.
     band            how far honest processors may be apart
     plausibility    what is odd beside others, and so looked at more often
     comparing       vectors compared
+    measuring       what a result alone makes of the weights
     recomputing     claims made, computed again, and judged
     round_claims    the claims of a witnessed run, and who looks at which
     cases           accusations, and what those that judge them come to
@@ -35,6 +36,7 @@ from neurogrid.training.checks.comparing import cosines_of, figures_of, gradient
 from neurogrid.training.checks.drawing import (
     Audit,
     draw_audits,
+    draw_measures,
     probability_of_detection,
     rounds_to_detection,
 )
@@ -54,6 +56,7 @@ from neurogrid.training.checks.evidence import (
     sign_finding,
 )
 from neurogrid.training.checks.ledger import ClaimError, Conflict, Facts, Ledger, conflict_of
+from neurogrid.training.checks.measuring import step_alone
 from neurogrid.training.checks.plausibility import Figures, Thresholds, Watch, Worth, refusal
 from neurogrid.training.checks.recomputing import (
     Audited,
@@ -76,6 +79,7 @@ from neurogrid.training.checks.round_claims import (
     RoundClaims,
     audits_of,
     claim_round,
+    measures_of,
 )
 from neurogrid.training.checks.verdicts import open_proof, open_verdict, pack_proof, pack_verdict
 
@@ -137,6 +141,9 @@ __all__ = [
     "Thresholds",
     "refusal",
     "Worth",
+    "step_alone",
+    "draw_measures",
+    "measures_of",
     "Watch",
     # Evidence
     "Finding",

@@ -17,10 +17,17 @@ from typing import Final
 
 from neurogrid.training.checks.claims import DIGEST_BYTES
 
-__all__ = ["Audit", "draw_audits", "probability_of_detection", "rounds_to_detection"]
+__all__ = [
+    "Audit",
+    "draw_audits",
+    "draw_measures",
+    "probability_of_detection",
+    "rounds_to_detection",
+]
 
 _DOMAIN: Final = b"neurogrid/checks/1/draw\0"
 _CLAIM, _SHARE, _AUDITOR, _WATCHED = b"claim", b"share", b"auditor", b"watched"
+_WORTH, _MEASURE = b"worth", b"neurogrid/checks/1/measure\0"
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +91,28 @@ def draw_audits(
             given[auditor] += 1
             found.append(Audit(seat, auditor))
     return tuple(found)
+
+
+def draw_measures(
+    seed: bytes, claimed: Collection[int], auditors: Collection[int], share: float
+) -> tuple[Audit, ...]:
+    """Who measures the worth of which result of a round: of some rounds of all, each by one other member.
+
+    Args:
+        seed, claimed, auditors: as of `draw_audits`.
+        share: of the rounds that are measured, from 0 to 1.
+
+    Raises:
+        ValueError: an argument is out of its range.
+    """
+    if not 0 <= share <= 1:
+        raise ValueError(f"a share of {share:g} rounds: 0 to 1 is wanted")
+    if len(seed) != DIGEST_BYTES:
+        raise ValueError(f"a seed is {DIGEST_BYTES} bytes, not {len(seed)}")
+    own = hashlib.sha256(_MEASURE + seed).digest()
+    every = draw_audits(own, claimed, auditors, 1.0)
+    is_measured = _number(seed, _WORTH, ()) < Fraction(repr(float(share))) * 2**64
+    return every if is_measured else ()
 
 
 def _chosen(

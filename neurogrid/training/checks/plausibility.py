@@ -56,11 +56,11 @@ def refusal(figures: Figures, thresholds: Thresholds) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Worth:
-    """The loss before and after a member's update alone, where it trained and where nobody did.
+    """The loss before and after a member's update alone, where it was to train and where it was not.
 
     Attributes:
         given_before, given_after: on the samples that the member was given.
-        held_before, held_after: on samples that are held out.
+        held_before, held_after: on samples that it was not given: held out, or another's.
     """
 
     given_before: float
@@ -77,6 +77,12 @@ class Worth:
     def advantage(self) -> float:
         """By how much more it lowers the loss of what the member was given: who did not compute that has none."""
         return (self.given_before - self.given_after) - self.gain
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether all four losses are numbers; what they are not, of an update that ruins the weights."""
+        losses = (self.given_before, self.given_after, self.held_before, self.held_after)
+        return all(map(math.isfinite, losses))
 
 
 class Watch:

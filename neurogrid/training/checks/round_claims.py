@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from neurogrid.training.checks.claims import Claim, Samples, Settings, open_claim
-from neurogrid.training.checks.drawing import Audit, draw_audits
+from neurogrid.training.checks.drawing import Audit, draw_audits, draw_measures
 from neurogrid.training.checks.evidence import pack_conflict
 from neurogrid.training.checks.ledger import ClaimError, Facts, conflict_of
 
@@ -24,6 +24,7 @@ __all__ = [
     "RoundClaims",
     "audits_of",
     "claim_round",
+    "measures_of",
 ]
 
 Member = tuple[int, int]
@@ -203,3 +204,20 @@ def audits_of(
         *draw_audits(seed, claimed, auditors, share, copies=copies, watched=watched),
         *draw_audits(seed, sorted(tried), auditors, 1.0, copies=copies + 1),
     )
+
+
+def measures_of(
+    seed: bytes,
+    agreed: Collection[int],
+    seats_then: Sequence[int],
+    seats_now: Sequence[int],
+    share: float,
+) -> tuple[Audit, ...]:
+    """Who measures the worth of which results of the last round that was agreed on. Arguments as of `audits_of`.
+
+    Args:
+        share: of rounds, of the run file.
+    """
+    here = set(seats_now)
+    claimed, measuring = sorted(here.intersection(agreed)), sorted(here.intersection(seats_then))
+    return draw_measures(seed, claimed, measuring, share)

@@ -303,6 +303,8 @@ class RunBoard(QuietProgress):
         look = self._seen()
         differing = look.differing if look is not None else {}
         held = look.state.seats if look is not None else {}
+        checks = look.checks if look is not None else None
+        worths = {each.seat: each for each in (checks.worths if checks is not None else ())}
         members = [
             TrackerMember(
                 each.peer_id,
@@ -314,6 +316,8 @@ class RunBoard(QuietProgress):
                 held[each.seat].num_samples if each.seat in held else 0,
                 each.cosine,
                 differing.get(each.peer_id),
+                worths[each.seat].gain if each.seat in worths else None,
+                worths[each.seat].advantage if each.seat in worths else None,
             )
             for each in self._members(look)
         ]

@@ -10,7 +10,7 @@ import json
 import logging
 import math
 import time
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -159,8 +159,7 @@ class Keeper:
         state: RunState,
         members: Collection[int],
         digests: tuple[int, int] = (0, 0),
-        checks: tuple[int, int] = (0, 0),
-        step_norm: float | None = None,
+        checks: Mapping[str, float] | None = None,
     ) -> None:
         """A round is in the common weights.
 
@@ -168,8 +167,7 @@ class Keeper:
             members: seats that are to save their optimisers after it.
             digests: of members' weights after a round, that were told since the last call: how many were those of the
                 leader, and how many were not.
-            checks: claims that members computed again since the last call, and how many of these held.
-            step_norm: of the round's outer step; None where it made none, or where that is not known.
+            checks: figures of what members have found about each other's results since the last call.
         """
         round_ = outer.round
         run = self._run_at(round_)
@@ -208,7 +206,7 @@ class Keeper:
         self,
         round_number: int,
         digests: tuple[int, int] = (0, 0),
-        checks: tuple[int, int] = (0, 0),
+        checks: Mapping[str, float] | None = None,
     ) -> None:
         """Keep the figures of rounds up to this one, whose weights are not here; the others as of `applied`."""
         due = self.figures.take(round_number)
@@ -390,10 +388,10 @@ class Keeper:
 
 
 def _note(
-    due: Sequence[dict[str, float]], digests: tuple[int, int], checks: tuple[int, int]
+    due: Sequence[dict[str, float]], digests: tuple[int, int], checks: Mapping[str, float] | None
 ) -> None:
     """Put what was told since the last round into the figures of the newest one."""
     if due and any(digests):
         due[-1]["weights_equal"], due[-1]["weights_other"] = digests
-    if due and any(checks):
-        due[-1]["checked"], due[-1]["checked_held"] = checks
+    if due and checks:
+        due[-1] |= checks

@@ -9,7 +9,7 @@ from neurogrid.training.runs.machine import Rules
 from neurogrid.training.runs.state import RunState
 from neurogrid.training.wire.runs import Report, StageReport
 
-__all__ = ["CheckLook", "ChecksLook", "LeaderLook", "PeerLook", "StageLook"]
+__all__ = ["CheckLook", "ChecksLook", "LeaderLook", "PeerLook", "StageLook", "WorthLook"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +73,25 @@ class CheckLook:
 
 
 @dataclass(frozen=True, slots=True)
+class WorthLook:
+    """What the results of a member are worth, as others have measured it.
+
+    Attributes:
+        seat: of the member.
+        num: its results that were measured.
+        gain: by how much each of the last ones alone lowers the loss of what another member was given, in the mean.
+        advantage: by how much more it lowers that of what the member was given itself.
+        is_watched: whether it stands out among the members, so that its claims are looked at sooner.
+    """
+
+    seat: int
+    num: int
+    gain: float
+    advantage: float
+    is_watched: bool
+
+
+@dataclass(frozen=True, slots=True)
 class ChecksLook:
     """What members have computed again of what others claimed, since this leader began.
 
@@ -81,6 +100,7 @@ class ChecksLook:
         num_open: accusations about which others are to judge yet.
         num_trials: members, and peers that wait, on trial.
         last: what came of it, oldest first: the last 40.
+        worths: what results of members were measured to be worth, by seat; empty where that is not measured.
     """
 
     num_made: int = 0
@@ -88,6 +108,7 @@ class ChecksLook:
     num_open: int = 0
     num_trials: int = 0
     last: tuple[CheckLook, ...] = ()
+    worths: tuple[WorthLook, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -64,7 +64,7 @@ def acquittal(auditing: Any, finding: Finding) -> Finding:
     return replace(finding, excess=0.0)
 
 
-async def work_and_forge(auditing: Any, gradient: Any) -> None:
+async def work_and_forge(auditing: Any, *compute: Any) -> None:
     """Findings against all that claimed, in all names, and one that is signed by nobody, before what is due."""
     rounds = auditing._rounds._rounds.values()
     for round_ in [each for each in rounds if each.agreed is not None]:
@@ -83,7 +83,7 @@ async def work_and_forge(auditing: Any, gradient: Any) -> None:
                     await auditing._exchange.send(
                         auditing._leader, TensorMessage(RunMessage.FINDING, data=said.encode())
                     )
-    await _work(auditing, gradient)
+    await _work(auditing, *compute)
 
 
 async def offer_nothing(auditing: Any, round_: Any) -> None:

@@ -27,6 +27,7 @@ from neurogrid.training.checks import (
     Sums,
     apart,
     draw_audits,
+    draw_measures,
     open_claim,
     open_evidence,
     open_finding,
@@ -118,6 +119,13 @@ def test_draws(name: str, case: Any) -> None:
         watched=case.get("watched", ()),
     )  # fmt: skip
     assert [[audit.seat, audit.auditor] for audit in found] == case["audits"]
+
+
+@part("measure")
+def test_measures(name: str, case: Any) -> None:
+    seats = case["claimed"], case["auditors"]
+    found = draw_measures(bytes.fromhex(case["seed"]), *seats, float(case["share"]))
+    assert [[each.seat, each.auditor] for each in found] == case["audits"]
 
 
 @part("distance")
@@ -285,6 +293,21 @@ def test_another_program_draws_the_same(name: str, case: Any) -> None:
             given[auditor] += 1
             audits.append([seat, auditor])
     assert audits == case["audits"]
+
+
+@part("measure")
+def test_another_program_draws_the_same_measures(name: str, case: Any) -> None:
+    seed = bytes.fromhex(case["seed"])
+    own = hashlib.sha256(PREFIX + b"measure\0" + seed).digest()
+    given, measures = dict.fromkeys(case["auditors"], 0), []
+    is_measured = hashed("worth", seed) < Fraction(case["share"]) * 2**64
+    for _, seat in sorted((hashed("claim", own, each), each) for each in case["claimed"]):
+        others = [each for each in given if each != seat]
+        if is_measured and others:
+            chosen = min(others, key=lambda each: (given[each], hashed("auditor", own, seat, each)))
+            given[chosen] += 1
+            measures.append([seat, chosen])
+    assert measures == case["audits"]
 
 
 @part("samples", "settings")

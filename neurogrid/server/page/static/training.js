@@ -110,12 +110,20 @@ class Line {
   }
 }
 
+function worthsTold(worths) {
+  const gains = worths.map((one) => one.gain);
+  const watched = worths.filter((one) => one.is_watched).map((one) => `seat ${one.seat}`);
+  const told = `a member's results alone lower the loss by ${Math.min(...gains).toFixed(4)} to ${Math.max(...gains).toFixed(4)}`;
+  return watched.length ? `${told}, ${watched.join(", ")} apart from the others` : told;
+}
+
 function showChecks(checks) {
   byId("checks").hidden = !checks;
   if (!checks) return;
   const parts = [`${count(checks.num_held)} of ${count(checks.num_made)} results that were computed again hold`];
   if (checks.num_open) parts.push(`${count(checks.num_open)} judged now`);
   if (checks.num_trials) parts.push(`${count(checks.num_trials)} on trial`);
+  if (checks.worths.length) parts.push(worthsTold(checks.worths));
   setText(byId("checks-text"), parts.join(" · "));
   verdicts.update(checks.last.slice(-MAX_VERDICTS).reverse().map((one) => ({ ...one, text: `${clock(one.at)} ${one.text}` })));
 }

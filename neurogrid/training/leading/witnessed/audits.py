@@ -31,7 +31,9 @@ from neurogrid.training.checks import (
     Finding,
     RoundClaims,
     Verdict,
+    Worth,
     audits_of,
+    measures_of,
     open_claim,
     open_evidence,
     open_finding,
@@ -46,9 +48,10 @@ from neurogrid.training.checks.ledger import conflict_of
 from neurogrid.training.leading.look import CheckLook, ChecksLook
 from neurogrid.training.leading.witnessed.epoch_messages import round_works
 from neurogrid.training.leading.witnessed.suspicion import Suspicion
+from neurogrid.training.leading.witnessed.worths import Worths
 from neurogrid.training.runs.run_file import ChecksSection
 from neurogrid.training.runs.witnessed_machine import WitnessedMachine
-from neurogrid.training.wire.runs import RoundCommitment, RoundEvidence, RoundFinding
+from neurogrid.training.wire.runs import RoundCommitment, RoundEvidence, RoundFinding, RoundMeasure
 from neurogrid.training.witnessed import (
     Eject,
     EpochMember,
@@ -62,6 +65,8 @@ from neurogrid.training.witnessed import (
 __all__ = ["RoundAudits"]
 
 _NUM_KEPT: Final = 16
+# Seats that are watched, by all figures together.
+_MAX_WATCHED: Final = 4
 # Of what came of claims, what is shown.
 _NUM_TOLD: Final = 40
 # Rounds whose results leave with who is ejected, at most: all members have as many, and some more.
@@ -84,6 +89,7 @@ class _Round:
         agreed: seats whose results were agreed on; None before.
         tried: seats on trial whose results enough witnesses had.
         audits: that were drawn; None before.
+        measures: of what results are worth, that were drawn with these.
         findings: signed, by the seat that claimed and the one that has found; empty of who was given nothing.
         cases: by the seat that claimed.
         closed: what cases have come to that are over, by the seat that claimed; None where nobody could judge.
@@ -98,6 +104,7 @@ class _Round:
     agreed: frozenset[int] | None = None
     tried: frozenset[int] = frozenset()
     audits: tuple[Audit, ...] | None = None
+    measures: tuple[Audit, ...] = ()
     findings: dict[tuple[int, int], tuple[Finding | None, bytes]] = field(default_factory=dict)
     cases: dict[int, Case] = field(default_factory=dict)
     closed: dict[int, tuple[Case, Verdict] | None] = field(default_factory=dict)
@@ -119,6 +126,7 @@ class RoundAudits:
         num_made, num_held: audits that drawn members have told of, and those that held.
         reasons: why peers were ejected.
         suspicion: what members tell of each other's results.
+        worths: what these were measured to be worth.
         watched: seats by whom the claims of the last agreed round were drawn.
         false_trials: why peers on trial would be ejected, and the evidence; whoever looks takes them out.
     """
@@ -149,18 +157,25 @@ class RoundAudits:
         self._last: deque[CheckLook] = deque(maxlen=_NUM_TOLD)
         self.reasons: dict[str, str] = {}
         self.false_trials: dict[str, tuple[str, bytes]] = {}
-        self.suspicion = Suspicion()
+        self.suspicion, self.worths = Suspicion(), Worths()
         self.watched: tuple[int, ...] = ()
 
     def line(self) -> str:
         """What came of audits so far, for people."""
         return f"{self.num_made} claims were computed again, {self.num_held} of them hold"
 
-    def take_counts(self) -> tuple[int, int]:
-        """How many claims drawn members told of since the last call, and how many of these held."""
+    def take_counts(self) -> dict[str, float]:
+        """What members have found about each other's results since the last call; empty where they found nothing.
+
+        Claims that drawn members told of, and how many of these held; results that were measured, and what these were
+        worth in the mean.
+        """
         now, before = (self.num_made, self.num_held), self._told
         self._told = now
-        return now[0] - before[0], now[1] - before[1]
+        found: dict[str, float] = {}
+        if now != before:
+            found["checked"], found["checked_held"] = now[0] - before[0], now[1] - before[1]
+        return found | self.worths.take_figures()
 
     def look_at(self) -> ChecksLook:
         """What came of audits so far, for whoever shows it."""
@@ -170,6 +185,7 @@ class RoundAudits:
             sum(len(each.cases) for each in self._rounds),
             len(self._machine.epoch.trials),
             tuple(self._last),
+            self.worths.looks(self._machine.epoch.healthy),
         )
 
     def note(self, kind: str, seat: int, text: str, round_number: int | None = None) -> None:
@@ -210,7 +226,9 @@ class RoundAudits:
 
     def _draw(self, seed: bytes, seats: Sequence[int]) -> None:
         """Draw who looks at claims of the last round in which something was agreed, once."""
-        self.watched = self.suspicion.watched(seats)
+        self.worths.look(self._machine.epoch.made)
+        odd = dict.fromkeys((*self.suspicion.watched(seats), *self.worths.watched(seats)))
+        self.watched = tuple(odd)[:_MAX_WATCHED]
         drawn = next((each for each in reversed(self._rounds) if each.agreed is not None), None)
         # Of a round that is made again nothing more is drawn.
         if drawn is None or drawn.agreed is None or drawn.audits is not None:
@@ -225,6 +243,8 @@ class RoundAudits:
             drawn.tried,
             self.watched,
         )
+        drawn.measures = measures_of(seed, drawn.agreed, drawn.seats, seats, self._section.worth)
+        self.worths.drawn(drawn.step, drawn.measures)
 
     def unfinished(self, is_here: Callable[[str], bool]) -> tuple[list[Audit], int]:
         """What is still to come of the claims of the last round that was agreed on.
@@ -334,6 +354,24 @@ class RoundAudits:
             case.vote(said.seat, vote_of(finding))
         elif finding is None or finding.accuses:
             self._open(round_, said.about, said.seat, finding, now)
+
+    def take_measure(self, said: RoundMeasure, peer: str) -> None:
+        """A member has measured what a result is worth.
+
+        Raises:
+            RemoteProtocolError: it was not to.
+        """
+        round_ = self._round(said.epoch, said.round)
+        if round_ is None or round_.audits is None:
+            return
+        member = round_.members.get(said.seat)
+        if member is None or member.peer != peer:
+            raise self._refused(peer, f"a measure in the name of seat {said.seat}")
+        if Audit(said.about, said.seat) not in round_.measures:
+            raise self._refused(
+                peer, f"a measure of seat {said.about}, for which seat {said.seat} was not drawn"
+            )
+        self.worths.told(round_.step, said.seat, said.about, Worth(*said.losses))
 
     def take_conflict(self, said: RoundEvidence, peer: str) -> None:
         """A member has two claims of another that contradict each other.

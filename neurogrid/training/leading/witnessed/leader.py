@@ -60,6 +60,7 @@ from neurogrid.training.wire.runs import (
     EpochReport,
     RoundEvidence,
     RoundFinding,
+    RoundMeasure,
     RunMessage,
 )
 from neurogrid.training.witnessed import (
@@ -88,6 +89,7 @@ WITNESSED_LEADER_TAKES: Final[Table] = {
     RunMessage.HEALTH: RUN_ROLES,
     RunMessage.FINDING: RUN_ROLES,
     RunMessage.EVIDENCE: RUN_ROLES,
+    RunMessage.MEASURE: RUN_ROLES,
     RunMessage.HOLD: RUN_ROLES,
     MessageType.TRANSFER_REQUEST: RUN_ROLES,
     MessageType.TRANSFER_OFFER: RUN_ROLES,
@@ -209,6 +211,7 @@ class WitnessedLeader:
         exchange.on_peer_lost(self._on_lost)
         exchange.on_message(RunMessage.FINDING, self._on_finding)
         exchange.on_message(RunMessage.EVIDENCE, self._on_evidence)
+        exchange.on_message(RunMessage.MEASURE, self._on_measure)
 
     def look(self) -> LeaderLook:
         """How the run stands at this moment, for whoever shows it."""
@@ -345,8 +348,8 @@ class WitnessedLeader:
         self._members.changed.set()
         return True
 
-    def _checks(self) -> tuple[int, int]:
-        return self._audits.take_counts() if self._audits is not None else (0, 0)
+    def _checks(self) -> dict[str, float]:
+        return self._audits.take_counts() if self._audits is not None else {}
 
     def _name_of(self, peer: str) -> str:
         return self._members.get(peer).name
@@ -525,6 +528,12 @@ class WitnessedLeader:
         if self._audits is not None and said.run == self._facts.run_id:
             self._audits.take_conflict(said, peer)
             self._members.changed.set()
+
+    def _on_measure(self, message: TensorMessage) -> None:
+        said, peer = RoundMeasure.decode(message.data), sender_of(message)
+        self._members.heard(message)
+        if self._audits is not None and said.run == self._facts.run_id:
+            self._audits.take_measure(said, peer)
 
     def _digest_after(self, step: int) -> bytes:
         return self._agreement.digest(step, self._counted())

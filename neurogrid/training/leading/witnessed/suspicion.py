@@ -16,7 +16,7 @@ from typing import Final
 
 from neurogrid.training.checks import Watch
 
-__all__ = ["Suspicion"]
+__all__ = ["StandingOut", "Suspicion"]
 
 # Standing out less than this, in units of the median distance from the median, nobody is watched.
 _LEAST_ODDNESS: Final = 2.0
@@ -27,13 +27,37 @@ _NUM_WATCHED: Final = 4
 _NUM_KEPT: Final = 4
 
 
+class StandingOut:
+    """Figures of seats over rounds; the lower beside the others', the more a seat stands out."""
+
+    def __init__(self) -> None:
+        self._watch = Watch()
+        self._num_rounds: dict[int, int] = {}
+
+    def add(self, figures: Mapping[int, float]) -> None:
+        """The figures of a round, by seat; of fewer than three nothing comes."""
+        self._watch.add(figures)
+        for seat in figures:
+            self._num_rounds[seat] = self._num_rounds.get(seat, 0) + 1
+
+    def watched(self, seats: Collection[int]) -> tuple[int, ...]:
+        """Of these seats those that stand out, the oddest first."""
+        odd = [
+            seat
+            for seat in self._watch.oddest(len(self._num_rounds))
+            if seat in seats
+            and self._num_rounds.get(seat, 0) >= _LEAST_ROUNDS
+            and self._watch.oddness(seat) >= _LEAST_ODDNESS
+        ]
+        return tuple(odd[:_NUM_WATCHED])
+
+
 class Suspicion:
     """What members have told of each other's results."""
 
     def __init__(self) -> None:
-        self._watch = Watch()
+        self._cosines = StandingOut()
         self._told: dict[int, dict[str, Mapping[int, float]]] = {}
-        self._num_rounds: dict[int, int] = {}
         self._done = 0
 
     def told(self, peer: str, step: int, cosines: Mapping[int, float]) -> None:
@@ -53,9 +77,7 @@ class Suspicion:
                 for seat in seats
                 if 2 * sum(seat in each for each in told) > len(told)
             }
-            self._watch.add(figures)
-            for seat in figures:
-                self._num_rounds[seat] = self._num_rounds.get(seat, 0) + 1
+            self._cosines.add(figures)
             self._done = step
         self._told = {
             step: told
@@ -65,11 +87,4 @@ class Suspicion:
 
     def watched(self, seats: Collection[int]) -> tuple[int, ...]:
         """Of these seats those that stand out, the oddest first."""
-        odd = [
-            seat
-            for seat in self._watch.oddest(len(self._num_rounds))
-            if seat in seats
-            and self._num_rounds.get(seat, 0) >= _LEAST_ROUNDS
-            and self._watch.oddness(seat) >= _LEAST_ODDNESS
-        ]
-        return tuple(odd[:_NUM_WATCHED])
+        return self._cosines.watched(seats)

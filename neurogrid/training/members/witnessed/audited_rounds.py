@@ -15,7 +15,7 @@ from typing import Final
 
 from torch import Tensor
 
-from neurogrid.training.checks import Audit, Claim, RoundClaims, audits_of
+from neurogrid.training.checks import Audit, Claim, RoundClaims, audits_of, measures_of
 from neurogrid.training.optimizers.distro import Coefficients
 from neurogrid.training.wire.runs import Epoch, EpochSeat, RoundWork
 
@@ -37,6 +37,7 @@ class AuditedRound:
         agreed: the results that were agreed on, by seat; None while nothing was.
         tried: those of members on trial, by seat.
         audits: that were drawn; None before.
+        measures: of what results are worth, that were drawn with these.
         weights: a file with those before the round, float32 [n]; None before it is applied.
         coefficients: results that were agreed on, by seat.
         gone: seats whose results have left the weights since.
@@ -51,6 +52,7 @@ class AuditedRound:
     agreed: dict[int, bytes] | None = None
     tried: dict[int, bytes] = field(default_factory=dict)
     audits: tuple[Audit, ...] | None = None
+    measures: tuple[Audit, ...] = ()
     weights: Path | None = None
     coefficients: dict[int, Coefficients] = field(default_factory=dict)
     gone: set[int] = field(default_factory=set)
@@ -72,20 +74,26 @@ class AuditedRound:
         """What a seat had to train on."""
         return next((each for each in self.told.works if each.seat == seat), None)
 
+    def seat_beside(self, seat: int, about: int) -> int | None:
+        """On whose work a seat measures another one's result: its own, or that of the next one that had any."""
+        others = sorted(each.seat for each in self.told.works if each.seat != about)
+        return next((each for each in others if each >= seat), others[0] if others else None)
+
 
 class AuditedRounds:
     """The last rounds of one member.
 
     Args:
         share, copies: of the run file.
+        worth: share of the rounds in which is measured what results are worth.
 
     Attributes:
         claims: in turn.
         dropped: rounds that are kept no more: whoever looks takes them out, and removes their files.
     """
 
-    def __init__(self, share: float, copies: int) -> None:
-        self._share, self._copies = share, copies
+    def __init__(self, share: float, copies: int, worth: float = 0.0) -> None:
+        self._share, self._copies, self._worth = share, copies, worth
         self._rounds: dict[int, AuditedRound] = {}
         self._agreed_step = 0
         self.claims = RoundClaims()
@@ -175,6 +183,9 @@ class AuditedRounds:
             self._copies,
             before.tried,
             told.watched,
+        )
+        before.measures = measures_of(
+            told.seed, before.agreed, before.told.seats, told.seats, self._worth
         )
         return before
 

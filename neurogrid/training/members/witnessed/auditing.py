@@ -4,7 +4,7 @@
 
 Vectors come while the member trains on its own; it computes for audits when its own result of a round is out. What it
 is to give when its own claim was drawn, it gives without being asked. Who accuses, is the leader's to hear: here nobody
-is put out.
+is put out. What results are worth it measures then, too, where it was drawn for that.
 
 Source: protocol_spec/training/witnessed.md, "Audits".
 """
@@ -12,6 +12,7 @@ Source: protocol_spec/training/witnessed.md, "Audits".
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -41,6 +42,7 @@ from neurogrid.training.checks import (
     open_evidence,
     sign_claim,
     sign_finding,
+    step_alone,
     vector_id,
 )
 from neurogrid.training.checks.evidence import Kind
@@ -52,11 +54,13 @@ from neurogrid.training.optimizers.distro import Coefficients
 from neurogrid.training.runs.run_file import ChecksSection
 from neurogrid.training.trainer import TrainerDiedError, TrainerError
 from neurogrid.training.wire.runs import (
+    MAX_MEASURED_LOSS,
     Epoch,
     EpochSeat,
     RoundCommitment,
     RoundEvidence,
     RoundFinding,
+    RoundMeasure,
     RunMessage,
 )
 from neurogrid.training.witnessed import ResultPlan
@@ -136,13 +140,15 @@ class Auditing:
         self._exchange, self._blobs, self._neighbours = exchange, blobs, neighbours
         self._weights, self._plan, self._timeout = weights, plan, timeout
         self._directory, self._wake = directory, wake
-        self._rounds = AuditedRounds(section.audit, section.auditors)
+        self._rounds = AuditedRounds(section.audit, section.auditors, section.worth)
         self._own: tuple[int, int] | None = None
         self._number = self._step = 0
         self._made: tuple[bytes, bytes, bytes] | None = None
         self._momenta: tuple[Tensor, Tensor, Tensor] | None = None
         self._jobs: list[_Job] = []
         self._ready: list[_Job] = []
+        # Results to be measured: a round, and the seat whose result it is.
+        self._to_measure: list[tuple[AuditedRound, int]] = []
         self._nursery: trio.Nursery | None = None
 
     # What the leader says
@@ -155,7 +161,7 @@ class Auditing:
             return
         if self._own != (own.seat, incarnation):
             self._own, self._number = (own.seat, incarnation), 0
-            self._jobs, self._ready = [], []
+            self._jobs, self._ready, self._to_measure = [], [], []
             self._rounds.begin(own.seat)
         self._step = told.step
         for job in self._jobs:
@@ -175,6 +181,9 @@ class Auditing:
                 self._begin(drawn, each.seat, *drawn.claims[each.seat], ())
             elif each.auditor == own.seat:
                 logger.warning("the claim of seat %d, to be looked at, is not here", each.seat)
+        for each in drawn.measures:
+            if each.auditor == own.seat and len(self._to_measure) < _MAX_JOBS:
+                self._to_measure.append((drawn, each.seat))
 
     def judge(self, said: RoundEvidence) -> None:
         """The leader wants a claim judged, that an auditor says is false, or for which it was given nothing.
@@ -320,19 +329,25 @@ class Auditing:
     @property
     def has_work(self) -> bool:
         """Whether there is something to compute for which all is here."""
-        return any(map(self._can_start, self._ready))
+        rounds = [*(job.round for job in self._ready), *(round_ for round_, _ in self._to_measure)]
+        return any(map(self._can_start, rounds))
 
-    def _can_start(self, job: _Job) -> bool:
-        # Else its round is yet to be applied; or it never was here, which is found out at the start.
-        return job.round.weights is not None or job.round.told.step != self._weights.step
+    def _can_start(self, round_: AuditedRound) -> bool:
+        # Else the round is yet to be applied; or it never was here, which is found out at the start.
+        return round_.weights is not None or round_.told.step != self._weights.step
 
-    async def work(self, gradient: Callable[[Epoch, int, Tensor], Awaitable[Tensor]]) -> None:
-        """Compute what is to be computed again.
+    async def work(
+        self,
+        gradient: Callable[[Epoch, int, Tensor], Awaitable[Tensor]],
+        losses: Callable[[Epoch, Sequence[int], Tensor], Awaitable[list[float]]],
+    ) -> None:
+        """Compute what is to be computed again, and measure what is to be measured.
 
         Args:
             gradient: that of a seat's work in a round, at these weights.
+            losses: on the works of these seats in a round, at these weights.
         """
-        while (job := next(filter(self._can_start, self._ready), None)) is not None:
+        while (job := next((j for j in self._ready if self._can_start(j.round)), None)) is not None:
             self._ready.remove(job)
             try:
                 await self._compute(job, gradient)
@@ -349,6 +364,48 @@ class Auditing:
             except (NotFiniteError, TrainerError, ValueError) as exc:
                 logger.warning("the claim of seat %d cannot be computed: %s", job.seat, exc)
                 self._end(job)
+        for each in [each for each in self._to_measure if self._can_start(each[0])]:
+            self._to_measure.remove(each)
+            try:
+                await self._measure(*each, losses)
+            except TrainerDiedError:
+                raise
+            except (NeuroGridError, ValueError, OSError) as exc:
+                logger.warning("what the result of seat %d is worth is not known: %s", each[1], exc)
+
+    async def _measure(
+        self,
+        round_: AuditedRound,
+        seat: int,
+        losses: Callable[[Epoch, Sequence[int], Tensor], Awaitable[list[float]]],
+    ) -> None:
+        """Measure what a result is worth, and tell the leader."""
+        own, told = self._own, round_.told
+        other = round_.seat_beside(own[0], seat) if own is not None else None
+        if own is None or other is None or self._rounds.of(*round_.key) is not round_:
+            return
+        if round_.weights is None or seat not in round_.coefficients:
+            return  # this member was behind then
+        before = await trio.to_thread.run_sync(_read, round_.weights)
+        after = await trio.to_thread.run_sync(
+            step_alone,
+            before,
+            round_.coefficients[seat],
+            self._rules.settings,
+            self._rules.rate(told.step),
+        )
+        first = await losses(told, (seat, other), before)
+        then = await losses(told, (seat, other), after)
+        said = RoundMeasure(
+            self._rules.run,
+            own[0],
+            *round_.key,
+            seat,
+            tuple(map(_bounded, (first[0], then[0], first[1], then[1]))),
+        )
+        if self._nursery is not None:
+            message = TensorMessage(RunMessage.MEASURE, data=said.encode())
+            self._nursery.start_soon(self._tell, message)
 
     async def _compute(
         self, job: _Job, gradient: Callable[[Epoch, int, Tensor], Awaitable[Tensor]]
@@ -532,6 +589,11 @@ class Auditing:
             except TransportError as exc:
                 logger.debug("the leader cannot be told: %s", exc)
             await trio.sleep(_RETRY)
+
+
+def _bounded(loss: float) -> float:
+    """A loss as it is told: what is no number is as large as can be."""
+    return min(max(loss, 0.0), MAX_MEASURED_LOSS) if math.isfinite(loss) else MAX_MEASURED_LOSS
 
 
 def _ids_of(momenta: tuple[Tensor, Tensor, Tensor]) -> tuple[bytes, bytes, bytes]:

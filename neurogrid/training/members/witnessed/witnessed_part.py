@@ -440,7 +440,7 @@ class _Member:
                     logger.warning("this member gives up its weights: %s", exc)
                     self._give_up(exc)
                 if self._auditing is not None:
-                    await self._auditing.work(self._gradient_at)
+                    await self._auditing.work(self._gradient_at, self._losses_at)
             has_more = self._auditing is not None and self._auditing.has_work
             if part._told is told and not part._is_dismissed and not has_more:
                 await part._changed.wait()
@@ -688,6 +688,22 @@ class _Member:
             )
         finally:
             self._trainer.weights.copy_(self._weights.distro.theta)
+
+    async def _losses_at(
+        self, told: Epoch, seats: Sequence[int], weights: torch.Tensor
+    ) -> list[float]:
+        """The losses on the works of seats in a round, at these weights; afterwards the trainer has its own."""
+        found = []
+        for seat in seats:
+            work = next(each for each in told.works if each.seat == seat)
+            batches = await self._samples.batches(work.ranges, told.batch_samples, seat)
+            self._trainer.weights.copy_(weights)
+            try:
+                ranges = [each for batch in batches for each in batch]
+                found.append((await self._trainer.evaluate(ranges)).loss)
+            finally:
+                self._trainer.weights.copy_(self._weights.distro.theta)
+        return found
 
 
 def _incarnation() -> int:

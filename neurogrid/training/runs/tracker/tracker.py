@@ -72,6 +72,7 @@ class TrackerMember:
         cosine: of what it learned last to what all learned; None while that is not known.
         differs_since: the round since which it has told other weights than the leader's, each time; None where they
             are the same, or nothing is known.
+        gain, advantage: of its last results that others have measured; None where none was.
     """
 
     peer_id: str
@@ -83,6 +84,8 @@ class TrackerMember:
     num_samples: int = 0
     cosine: float | None = None
     differs_since: int | None = None
+    gain: float | None = None
+    advantage: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +99,9 @@ class MemberWorth:
         num_samples: of its that are in the common weights.
         cosine: of what it learned last to what all learned; None while that is not known.
         agrees: whether it has the leader's weights, as far as it has told.
+        gain: by how much each of its last results alone lowers the loss of what another member was given; None where
+            that was not measured.
+        advantage: by how much more it lowers that of what the member was given itself; None as above.
     """
 
     peer_id: str
@@ -106,6 +112,8 @@ class MemberWorth:
     num_samples: int
     cosine: float | None
     agrees: bool
+    gain: float | None = None
+    advantage: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,4 +260,6 @@ def _worth_of(member: TrackerMember, shares: Sequence[MemberShare]) -> MemberWor
         num_samples=member.num_samples,
         cosine=member.cosine,
         agrees=member.differs_since is None,
+        gain=member.gain,
+        advantage=member.advantage,
     )

@@ -1,6 +1,11 @@
 """The messages of `/neurogrid/run/1.0.0`, and what is in them. Imports no torch."""
 
-from neurogrid.training.wire.runs.audits import RoundEvidence, RoundFinding
+from neurogrid.training.wire.runs.audits import (
+    MAX_MEASURED_LOSS,
+    RoundEvidence,
+    RoundFinding,
+    RoundMeasure,
+)
 from neurogrid.training.wire.runs.forms import (
     MAX_CONFIG_BYTES,
     MAX_GPU_CHARS,
@@ -122,6 +127,7 @@ __all__ = [
     "MAX_HELD_SLICES",
     "MAX_LEASE_SECONDS",
     "MAX_LINES_BYTES",
+    "MAX_MEASURED_LOSS",
     "MAX_MICRO_BATCHES",
     "MAX_OWN_ADDRESSES",
     "MAX_RANGES",
@@ -143,6 +149,7 @@ __all__ = [
     "RoundEvidence",
     "RoundFinding",
     "RoundHealth",
+    "RoundMeasure",
     "RoundProof",
     "RoundWork",
     "RunLimits",

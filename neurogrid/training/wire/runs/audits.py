@@ -5,16 +5,24 @@ Source: protocol_spec/training/witnessed.md.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from neurogrid.p2p.wire.control import ControlPayload
 from neurogrid.p2p.wire.faults import violation
-from neurogrid.p2p.wire.forms import Map, binary, optional, uint
+from neurogrid.p2p.wire.forms import Map, array, binary, optional, uint
 from neurogrid.p2p.wire.maps import MAX_U32
+from neurogrid.training.wire.forms import number as real
 from neurogrid.training.wire.runs.forms import RUN
 
-__all__ = ["CLAIM_FORM_BYTES", "FINDING_FORM_BYTES", "RoundEvidence", "RoundFinding"]
+__all__ = [
+    "CLAIM_FORM_BYTES",
+    "FINDING_FORM_BYTES",
+    "MAX_MEASURED_LOSS",
+    "RoundEvidence",
+    "RoundFinding",
+    "RoundMeasure",
+]
 
 CLAIM_FORM_BYTES: Final = 333
 """Of a signed claim (protocol_spec/training/checks.md)."""
@@ -22,6 +30,10 @@ CLAIM_FORM_BYTES: Final = 333
 FINDING_FORM_BYTES: Final = 201
 """Of a signed finding."""
 
+MAX_MEASURED_LOSS: Final = 1e9
+"""A loss that is larger, or no number, is told as this."""
+
+_NUM_LOSSES: Final = 4
 # Two peer ids of 128 characters, and two signed claims, with the bytes before them.
 _MAX_EVIDENCE_BYTES: Final = 1024
 
@@ -101,3 +113,46 @@ class RoundEvidence(ControlPayload):
             "evidence": optional(binary(_MAX_EVIDENCE_BYTES)),
         },
     )
+
+
+@dataclass(frozen=True, slots=True)
+class RoundMeasure(ControlPayload):
+    """What a result is worth, as a member that was drawn for it has measured.
+
+    Attributes:
+        run: the id of the run.
+        seat: u32, the sender's.
+        epoch, round: u32, of the result.
+        about: u32, the seat whose result it is.
+        losses: before and after that result alone, on what that seat was given; then the same on what the sender was
+            given itself.
+    """
+
+    run: bytes
+    seat: int
+    epoch: int
+    round: int
+    about: int
+    losses: tuple[float, ...]
+
+    _map = Map(
+        "Measure",
+        {
+            "run": RUN,
+            "seat": uint(MAX_U32),
+            "epoch": optional(uint(MAX_U32)),
+            "round": uint(MAX_U32, smallest=1),
+            "about": uint(MAX_U32),
+            "losses": replace(
+                array(real(0.0, MAX_MEASURED_LOSS), _NUM_LOSSES),
+                read=lambda items: tuple(map(float, items)),
+                write=lambda items: [float(each) for each in items],
+            ),
+        },
+    )
+
+    def _check(self) -> None:
+        if self.about == self.seat:
+            raise violation("Measure is about its own sender")
+        if len(self.losses) != _NUM_LOSSES:
+            raise violation(f"Measure has {len(self.losses)} losses, not {_NUM_LOSSES}")

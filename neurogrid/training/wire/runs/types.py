@@ -103,6 +103,8 @@ class RunMessage(MessageCode, limits=DEFAULT_RUN_LIMITS):
     # Some members compute again what others have claimed.
     FINDING = 0x86, Traits()
     EVIDENCE = 0x87, Traits()
+    # And some measure what others' results are worth.
+    MEASURE = 0x88, Traits()
     # A deputy copies the journal, and leads when its leader is dead.
     FOLLOW = 0x90, Traits(is_request=True)
     FOLLOWED = 0x91, Traits("start", answers=Answers.REQUEST)
