@@ -174,7 +174,8 @@ class Fleet:
     def _copied(self, seat: int) -> Made:
         """What the seat before it sent a round ago, in its own name, and no gradient in its momentum."""
         (momentum,) = self.members[seat].own_vectors()
-        coefficients = self.last[(seat - 1) % MEMBERS]
+        others = [each for each in sorted(self.last) if each != seat]
+        coefficients = self.last[max((each for each in others if each < seat), default=others[-1])]
         honest = make_claim(
             copy.deepcopy(self.members[seat]), torch.zeros_like(momentum), LR, SETTINGS, self.place(seat)
         )  # fmt: skip

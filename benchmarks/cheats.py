@@ -44,11 +44,11 @@ from cheat_fleet import (
     TOKENS,
     WITHIN,
     Fleet,
-    advantages,
     begun_at,
     dense,
     diloco_figures,
     gradient_figures,
+    worths,
 )
 from cheat_processors import PROCESSORS, band_for, measure_band
 from report import spread, table, write_report
@@ -66,6 +66,7 @@ from neurogrid.training.checks import (
     Named,
     Thresholds,
     Watch,
+    Worth,
     audit,
     check_evidence,
     draw_audits,
@@ -79,6 +80,9 @@ from neurogrid.training.checks import (
 )
 
 CHEAT = 5
+# In the mean over rounds, so many median distances below the median: who is so by gain or advantage is found by worth,
+# once so many rounds were measured.
+ODD, LEAST_ROUNDS = 3.0, 5
 ROBUST = ("median", "trimmed_mean:0.25", "multi_krum:2", "krum", "geometric_median")
 SHARES = (0.05, 0.1, 0.25)
 # Of eight claims of a round, who looks at each.
@@ -117,6 +121,33 @@ def accuse(seat: int, made: Made, audited: Audited, auditor: int) -> bytes:
     )  # fmt: skip
 
 
+class Standing:
+    """How far members stand out by what their results are worth.
+
+    Attributes:
+        most: how far anybody did by gain and by advantage, once enough rounds were measured.
+    """
+
+    def __init__(self) -> None:
+        self._gains, self._advantages, self._num_rounds = Watch(), Watch(), 0
+        self.most = [-math.inf, -math.inf]
+
+    def add(self, measured: dict[int, Worth]) -> set[int]:
+        """The seats that are found by now, of those that were measured in this round."""
+        self._gains.add({seat: each.gain for seat, each in measured.items()})
+        self._advantages.add({seat: each.advantage for seat, each in measured.items()})
+        self._num_rounds += 1
+        if self._num_rounds < LEAST_ROUNDS:
+            return set()
+        found = set()
+        for number, watch in enumerate((self._gains, self._advantages)):
+            for seat in measured:
+                self.most[number] = max(self.most[number], watch.oddness(seat))
+                if watch.oddness(seat) >= ODD:
+                    found.add(seat)
+        return found
+
+
 # Honest rounds
 
 
@@ -134,6 +165,9 @@ class Honest:
         falsely_accused: members whom a lying auditor accused.
         named: accusers that a third has named for it.
         audit_seconds: of CPU, of all audits without the gradients.
+        worth_seconds: of all measurements.
+        by_worth: members that worth would accuse, counted in each round.
+        standing: how far anybody stood out by it.
         loss: of what is held out, at the end.
     """
 
@@ -148,13 +182,16 @@ class Honest:
     falsely_accused: int = 0
     named: int = 0
     audit_seconds: float = 0.0
+    worth_seconds: float = 0.0
+    by_worth: int = 0
+    standing: Standing = field(default_factory=Standing)
     loss: float = 0.0
 
 
-def honest_rounds(number: int, band: Band, until: float) -> tuple[Honest, list[Figures]]:
-    """Every claim of every round is audited, each by the next kind of processor."""
+def honest_rounds(seed: int, number: int, band: Band, until: float) -> tuple[Honest, list[Figures]]:
+    """Every claim of every round is audited, each by the next kind of processor, and every result is measured."""
     found, figures = Honest(), []
-    fleet = Fleet(1)
+    fleet = Fleet(seed)
     while found.rounds < number and (found.rounds < 10 or time.monotonic() < until):
         made = fleet.make({})
         for seat, each in made.items():
@@ -178,10 +215,15 @@ def honest_rounds(number: int, band: Band, until: float) -> tuple[Honest, list[F
             found.falsely_accused += 1
             peer = IDENTITIES[auditor].peer_id
             found.named += third_says(fleet, seat, made[seat], data, peer, band) == Named.ACCUSER
+        began = time.process_time()
+        found.by_worth += len(found.standing.add(worths(fleet, made)))
+        found.worth_seconds += time.process_time() - began
         fleet.apply(made)
         found.rounds += 1
         if found.rounds % 50 == 0:
-            say(f"{found.rounds} honest rounds, {found.accusations} accusations, {found.largest}")
+            say(
+                f"{found.rounds} honest rounds, {found.accusations} accusations, {found.standing.most}"
+            )
     found.loss = LLAMA.loss(fleet.weights, LLAMA.held)
     found.vectors = len(figures)
     found.refused = sum(bool(refusal(each, Thresholds())) for each in figures)
@@ -215,15 +257,21 @@ class Watched:
         least: bands that a claim was off, the least of all rounds, by the same.
         confirmed: of the accusations, those that a third of another kind confirms.
         refused: rounds whose figures are beyond a threshold.
-        by_cosine, by_worth: round in which the cheat is first the oddest by figures of that kind over the rounds.
+        by_cosine: round in which the cheat is first the oddest by that figure over the rounds.
+        by_worth: round in which it is found by what its results are worth.
+        others: honest members that are found so by then.
+        gain, advantage: of its results, and of all others', in the mean.
     """
 
     accused: dict[str, list[bool]]
     least: dict[str, float]
     confirmed: list[bool]
     refused: list[bool]
-    by_cosine: int | None
-    by_worth: int | None
+    by_cosine: int | None = None
+    by_worth: int | None = None
+    others: set[int] = field(default_factory=set)
+    gain: tuple[float, float] = (0.0, 0.0)
+    advantage: tuple[float, float] = (0.0, 0.0)
 
 
 AUDITORS = ("alike", "products in bfloat16")
@@ -231,8 +279,10 @@ AUDITORS = ("alike", "products in bfloat16")
 
 def watched(kind: str, begun: Fleet, rounds: int, band: Band) -> Watched:
     fleet = copy.deepcopy(begun)
-    found = Watched({name: [] for name in AUDITORS}, {}, [], [], None, None)
-    cosines, worths = Watch(), Watch()
+    found = Watched({name: [] for name in AUDITORS}, {}, [], [])
+    cosines, standing = Watch(), Standing()
+    own: list[Worth] = []
+    beside: list[Worth] = []
     for number in range(1, rounds + 1):
         made = fleet.make({CHEAT: kind} if kind else {})
         cheated = made[CHEAT]
@@ -253,12 +303,18 @@ def watched(kind: str, begun: Fleet, rounds: int, band: Band) -> Watched:
         figures = figures_of(rows)
         found.refused.append(bool(refusal(figures[CHEAT], Thresholds())))
         cosines.add({seat: each.cosine for seat, each in enumerate(figures)})
-        worths.add(advantages(fleet, rows))
+        measured = worths(fleet, made)
+        own.append(measured[CHEAT])
+        beside += [each for seat, each in measured.items() if seat != CHEAT]
+        odd = standing.add(measured)
+        found.others |= odd - {CHEAT}
         if found.by_cosine is None and number >= 3 and cosines.oddest(1) == [CHEAT]:
             found.by_cosine = number
-        if found.by_worth is None and number >= 3 and worths.oddest(1) == [CHEAT]:
+        if found.by_worth is None and CHEAT in odd:
             found.by_worth = number
         fleet.apply(made)
+    found.gain = mean(each.gain for each in own), mean(each.gain for each in beside)
+    found.advantage = mean(each.advantage for each in own), mean(each.advantage for each in beside)
     return found
 
 
@@ -325,17 +381,19 @@ def final_loss(
     rounds: int,
     *,
     share: float = 0.0,
+    measures: bool = False,
     aggregator: str = "",
     band: Band | None = None,
-) -> tuple[float, float | None]:
-    """The loss of what is held out, and the round in which the last cheat was found.
+) -> tuple[float, float | None, int]:
+    """The loss of what is held out, the round in which the last cheat was found, and how many honest ones were.
 
     Args:
         share: of the claims that are audited; who is found is put out, and the others go on.
+        measures: whether who is found by what its results are worth is put out, too.
     """
     fleet = copy.deepcopy(begun)
     cheats = dict.fromkeys(cheaters, kind) if kind else {}
-    last = None
+    last, honest, standing = None, 0, Standing()
     for number in range(1, rounds + 1):
         made = fleet.make(cheats)
         found = set()
@@ -345,12 +403,17 @@ def final_loss(
                 audited = looked_at(made[each.seat], fleet.own(each.seat), band or Band())
                 if audited.finding.accuses:
                     found.add(each.seat)
+        if measures:
+            found |= standing.add(worths(fleet, made))
         fleet.apply(made, aggregator)
         for seat in found:
+            if len(fleet.seats) == 2:
+                break
             fleet.seats.remove(seat)
+            honest += seat not in cheaters or not kind
             cheats.pop(seat, None)
             last = number
-    return LLAMA.loss(fleet.weights, LLAMA.held), last if not cheats else None
+    return LLAMA.loss(fleet.weights, LLAMA.held), last if not cheats else None, honest
 
 
 SETTING = (
@@ -374,7 +437,7 @@ def main() -> None:
         "--before", type=int, default=20, help="honest rounds before a cheat begins"
     )
     parser.add_argument("--rounds", type=int, default=20, help="with a cheat, each looked at")
-    parser.add_argument("--seeds", type=int, default=2, help="runs of each cheat")
+    parser.add_argument("--seeds", type=int, default=3, help="runs of each cheat")
     parser.add_argument("--draws", type=int, default=300, help="draws of auditors for each run")
     parser.add_argument("--end", type=int, default=60, help="rounds until losses are compared")
     parser.add_argument(
@@ -415,24 +478,49 @@ def honest_part(options: Any, begun: Sequence[Fleet], band: Band) -> tuple[str, 
         threshold_row("gradients", gradient_figures(copy.deepcopy(begun[0]))),
         threshold_row("differences of 20 steps (DiLoCo)", diloco_figures()),
     ]
-    honest, of_distro = honest_rounds(options.honest, band, time.monotonic() + options.seconds)
-    figures.append(threshold_row("signs of DisTrO", of_distro))
-    auditing = 1000 * honest.audit_seconds / honest.audits
+    until = time.monotonic() + options.seconds
+    runs = []
+    for seed in range(1, options.seeds + 1):
+        honest, of_distro = honest_rounds(seed, options.honest, band, until)
+        runs.append(honest)
+        figures.append(threshold_row(f"signs of DisTrO, seed {seed}", of_distro))
+    rows = [
+        [
+            str(seed),
+            f"{each.rounds:,}",
+            f"{each.audits:,}",
+            str(each.accusations),
+            str(each.doubts),
+            f"{each.equal:,}",
+            ", ".join(f"{off:.2f} ({name})" for name, off in each.largest.items()),
+            f"{each.named} of {each.falsely_accused}",
+            str(each.by_worth),
+            f"{each.standing.most[0]:.2f}, {each.standing.most[1]:.2f}",
+            f"{each.loss:.3f}",
+        ]
+        for seed, each in enumerate(runs, 1)
+    ]
+    auditing = 1000 * sum(r.audit_seconds for r in runs) / sum(r.audits for r in runs)
+    measuring = 1000 * sum(r.worth_seconds for r in runs) / sum(r.audits for r in runs)
     return "cheats-honest", [
         "## Honest rounds",
-        f"{honest.rounds:,} rounds, each of their {honest.audits:,} claims audited, 6 of 8 by processors alike, 1 in "
-        f"bfloat16, 1 in micro-batches of 1: {honest.accusations} accusations, {honest.doubts} doubts, "
-        f"{honest.equal:,} with the same bits; off at most "
-        + ", ".join(f"{each:.2f} bands ({name})" for name, each in honest.largest.items())
-        + f". Loss of what is held out at the end: {honest.loss:.3f}. An audit takes {auditing:.0f} ms of CPU beside "
-        f"the gradient. Of {honest.falsely_accused} false accusations, signed by an auditor of an honest claim, a "
-        f"third named the accuser in {honest.named}.",
+        "Each claim of each round is audited, 6 of 8 by processors alike, 1 in bfloat16, 1 in micro-batches of 1; off "
+        "by so many bands at most. Each result is measured, too: by worth a member is accused where it is "
+        f"{ODD:g} median distances below the median, in the mean over rounds, in a round from the {LEAST_ROUNDS}th on; "
+        "beside that is how far anybody was, by gain and by advantage. Of false accusations that an auditor of an "
+        "honest claim has signed, a third named the accuser. Loss is that of what is held out, at the end.",
+        table(
+            ["seed", "rounds", "audits", "accusations", "doubts", "same bits", "bands off", "accuser named", "by worth",
+             "most odd", "loss"],
+            rows,
+        ),
+        f"An audit takes {auditing:.0f} ms of CPU beside the gradient, a measurement {measuring:.0f} ms.",
         "## Thresholds (NeuroShard's) on honest members",
         "Each beside the mean of the others; median (minimum to maximum).",
         table(
             ["vectors", "number", "cosine", "ratio of norms", "of variances", "refused"], figures
         ),
-    ]
+    ]  # fmt: skip
 
 
 def cheats_part(options: Any, begun: Sequence[Fleet], band: Band) -> tuple[str, list[str]]:
@@ -442,14 +530,17 @@ def cheats_part(options: Any, begun: Sequence[Fleet], band: Band) -> tuple[str, 
         "## Cheats",
         f"One of {MEMBERS} cheats in every round after {options.before} honest ones, {options.rounds} rounds, "
         f"{options.seeds} seeds. Thresholds: share of its vectors that are refused. Oddest: rounds until the cheat is "
-        "the oddest of all by its cosines, and by the advantage of the samples that it was given (worst of the seeds, "
-        "or in how many it ever was; at least 3 rounds are looked at). Rounds until found: every claim of the cheat "
+        "the oddest of all by its cosines (worst of the seeds, or in how many it ever was; at least 3 rounds are "
+        f"looked at). By worth: rounds until it is {ODD:g} median distances below the median, in the mean over rounds, "
+        f"by gain or by advantage (the same; at least {LEAST_ROUNDS} rounds), where every round is measured; with a "
+        "share of them as many times more. In brackets honest members that were, of all seeds. Gain and advantage: of "
+        "its results, and of the others'. Rounds until found: every claim of the cheat "
         f"was audited, and {options.draws} draws a seed say which of these audits would have been made: median (19 of "
         "20 found by). Audits that accuse, of processors alike and in bfloat16, and how many bands the claims were "
         "off at least. Confirmed: accusations that a third confirmed who computes in micro-batches of 1.",
         table(
-            ["cheat", "thresholds", "oddest by cosine", "by worth", *found, *AUDITORS, "off, alike", "off, bfloat16",
-             "confirmed"],
+            ["cheat", "thresholds", "oddest by cosine", "by worth", "gain", "advantage", *found, *AUDITORS,
+             "off, alike", "off, bfloat16", "confirmed"],
             rows,
         ),
         f"By the formula the mean is {', '.join(f'{rounds_to_detection(s):.0f}' for s in SHARES)} rounds at these "
@@ -473,10 +564,15 @@ def by_formula(left: float) -> str:
 def losses_part(options: Any, begun: Sequence[Fleet], band: Band) -> tuple[str, list[str]]:
     return "cheats-losses", [
         "## What it costs",
-        f"Loss of what is held out {options.end} rounds after three of {MEMBERS} began to cheat, one seed. Audits are "
-        "of 10 % of the claims; who is found goes, and in brackets is the round in which the last one went. Robust "
-        "aggregates are of the coefficients, without audits.",
-        table(["cheat", "mean", "mean, audits", *ROBUST], loss_rows(begun[0], options.end, band)),
+        f"Loss of what is held out {options.end} rounds after three of {MEMBERS} began to cheat: mean of {len(begun)} "
+        "seeds (minimum to maximum). Audits are of 10 % of the claims, worth is measured in every round; who is found "
+        "goes. In brackets is the round in which the last of the three went, in the worst of the seeds, or in how "
+        "many seeds all went; and how many honest members went, of all seeds, where any did. Robust aggregates are of "
+        "the coefficients, without audits.",
+        table(
+            ["cheat", "mean", "mean, audits", "mean, worth", *ROBUST],
+            loss_rows(begun, options.end, band),
+        ),
     ]
 
 
@@ -499,7 +595,12 @@ def cheat_row(kind: str, begun: Sequence[Fleet], rounds: int, draws: int, band: 
         return f"{max(known)}" if len(known) == len(values) else f"in {len(known)} of {len(values)}"
 
     cells = [kind or "none", share([each for run in runs for each in run.refused])]
-    cells += [first([run.by_cosine for run in runs]), first([run.by_worth for run in runs])]
+    cells.append(first([run.by_cosine for run in runs]))
+    others = sum(len(run.others) for run in runs)
+    cells.append(first([run.by_worth for run in runs]) + (f" ({others})" if others else ""))
+    for pairs in ([run.gain for run in runs], [run.advantage for run in runs]):
+        own, beside = (mean(each[part] for each in pairs) for part in (0, 1))
+        cells.append(f"{own:+.4f}, {beside:+.4f}")
     for part in SHARES:
         until = sorted(
             each for run in runs for each in rounds_until(kind, run.accused["alike"], part, draws)
@@ -514,20 +615,29 @@ def cheat_row(kind: str, begun: Sequence[Fleet], rounds: int, draws: int, band: 
     return cells
 
 
-def loss_rows(begun: Fleet, rounds: int, band: Band) -> list[list[str]]:
+def loss_rows(begun: Sequence[Fleet], rounds: int, band: Band) -> list[list[str]]:
     """One cheat a row; of aggregators only for cheats that they are about, and for none."""
     three = (3, CHEAT, 6)
 
-    def cell(*arguments: Any, **more: Any) -> str:
-        loss, last = final_loss(begun, *arguments, rounds, **more)
-        return f"{loss:.3f}" + (f" ({last})" if last else "")
+    def cell(kind: str, *, is_defended: bool = False, **more: Any) -> str:
+        found = [final_loss(each, kind, three, rounds, **more) for each in begun]
+        losses, lasts = [each[0] for each in found], [each[1] for each in found if each[1]]
+        told = f"{mean(losses):.3f} ({min(losses):.3f} to {max(losses):.3f})"
+        if is_defended:
+            if kind:
+                all_went = len(lasts) == len(found)
+                told += f" ({max(lasts)})" if all_went else f" (in {len(lasts)} of {len(found)})"
+            honest = sum(each[2] for each in found)
+            told += f", {honest} honest" if honest else ""
+        return told
 
     rows = []
     for kind in ("", *(each for each in CHEATS if each not in (WITHIN, SELDOM))):
-        row = [kind or "none", cell(kind, three)]
-        row.append(cell(kind, three, share=0.1, band=band) if kind else "")
+        row = [kind or "none", cell(kind)]
+        row.append(cell(kind, is_defended=True, share=0.1, band=band) if kind else "")
+        row.append(cell(kind, is_defended=True, measures=True))
         has_robust = kind in ("", "sign flipped", "noise")
-        row += [cell(kind, three, aggregator=each) if has_robust else "" for each in ROBUST]
+        row += [cell(kind, aggregator=each) if has_robust else "" for each in ROBUST]
         rows.append(row)
         say(f"losses: {kind or 'none'}")
     return rows
