@@ -37,7 +37,7 @@ def add_verify_options(parser: argparse.ArgumentParser) -> None:
     add_output_options(parser)
 
 
-def _fault(run: RunFile, run_id: bytes, entries: Sequence[Entry]) -> str:
+def _fault(run: RunFile | None, run_id: bytes, entries: Sequence[Entry]) -> str:
     """What is wrong with the epochs of a witnessed run; of others torch need not be imported."""
     from neurogrid.training.checks import fault_of_epochs
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 
 from neurogrid.errors import ConfigurationError, RemoteProtocolError
 from neurogrid.training.checks.verdicts import open_proof, open_verdict
-from neurogrid.training.runs.entries import Entry, EpochEntry, ResumedEntry
+from neurogrid.training.runs.entries import Entry, EpochEntry, JoinedEntry, ResumedEntry
 from neurogrid.training.runs.run_file import RunFile
 from neurogrid.training.runs.signatures import check_signature
 from neurogrid.training.runs.witnessed_machine import begun_epochs, epoch_rules, epochs_of
@@ -33,13 +33,17 @@ _Seats = tuple[dict[int, str], set[str]]
 """Of a round: who has which seat, and the peers that counted when it began."""
 
 
-def fault_of_epochs(run: RunFile, run_id: bytes, entries: Iterable[Entry]) -> str:
+def fault_of_epochs(run: RunFile | None, run_id: bytes, entries: Iterable[Entry]) -> str:
     """What is wrong first with the epochs of a journal; empty where nothing is.
 
     Args:
+        run: the run file. None where it is not there: then only what members have signed is checked, by the seats that
+            the journal gives them.
         run_id: 16 bytes.
     """
     known = list(entries)
+    if run is None:
+        return _fault_of_signatures(run_id, known)
     told = (each for each in known if isinstance(each, EpochEntry))
     before, rounds = begun_epochs(), dict[tuple[int, int], _Seats]()
     try:
@@ -55,6 +59,41 @@ def fault_of_epochs(run: RunFile, run_id: bytes, entries: Iterable[Entry]) -> st
     except (ConfigurationError, RemoteProtocolError, ValueError) as exc:
         return str(exc)
     return ""
+
+
+def _fault_of_signatures(run_id: bytes, entries: Iterable[Entry]) -> str:
+    # A seat is never given again: whoever had it once has it in all that is said of it.
+    seats: dict[int, str] = {}
+    try:
+        for entry in entries:
+            if isinstance(entry, JoinedEntry):
+                seats[entry.seat] = entry.peer
+            for event in map(event_of, entry.events if isinstance(entry, EpochEntry) else ()):
+                _check_by_seats(run_id, seats, event)
+    except (RemoteProtocolError, ValueError) as exc:
+        return str(exc)
+    return ""
+
+
+def _check_by_seats(run_id: bytes, seats: dict[int, str], event: Event) -> None:
+    """Raises ValueError or RemoteProtocolError where an event says what nobody has signed."""
+    match event:
+        case Committed(said, signature) if said.seat in seats:
+            what = f"what seat {said.seat} says in round {said.round}"
+            check_signature(seats[said.seat], signature, said.signed_bytes(run_id), what)
+        case Witnessed(proof, signature) if proof.seat in seats:
+            what = f"what seat {proof.seat} says in round {proof.round}"
+            check_signature(seats[proof.seat], signature, proof.signed_bytes(run_id), what)
+        case Eject(_, evidence, peer) if evidence and peer:
+            _check_named(evidence, peer)
+        case Refused(peer, _, evidence) if evidence:
+            _check_named(evidence, peer)
+        case Admitted(peer, evidence):
+            claim, findings = open_proof(evidence, peer)
+            if claim.run != run_id or seats.get(claim.seat) != peer:
+                raise ValueError(f"{peer} is admitted by a claim that is none of this run")
+            if strangers := findings.keys() - set(seats.values()):
+                raise ValueError(f"{peer} is admitted by {min(strangers)}, who was no member")
 
 
 def _with_entries(

@@ -7,7 +7,8 @@ Three things are checked: that each line is as it was signed and follows on the 
 follows from those before (`state`), and that each sample of an epoch was used exactly once (`audit`). Beside a journal
 that lies in the directory of its run, the run file is compared with the hash in the first line; and by its rules the
 epochs of a witnessed run are gone through again, with all that members have signed (`checks.fault_of_epochs`), where
-whoever calls this knows how.
+whoever calls this knows how. Those rules no journal has: of one that lies alone only what members have signed is
+checked, and the verdict says so.
 
 Source: protocol_spec/training/runs.md, "The journal".
 """
@@ -19,7 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from neurogrid.errors import ConfigurationError
 from neurogrid.training.runs.audit import Audit, audit
@@ -28,6 +29,7 @@ from neurogrid.training.runs.entries import (
     CheckpointEntry,
     EndEntry,
     Entry,
+    EpochEntry,
     JoinedEntry,
     ResumedEntry,
     RunEntry,
@@ -61,6 +63,7 @@ class Verdict:
         num_changes: of the run file, as far as they hold.
         end: why the run has ended; None where it has not.
         stopping: why nothing is dealt any more; None where something is.
+        unchecked: what could not be checked, and what that takes; empty where all was.
     """
 
     journal: Path
@@ -79,6 +82,7 @@ class Verdict:
     num_changes: int = 0
     end: str | None = None
     stopping: str | None = None
+    unchecked: str = ""
 
     @property
     def is_whole(self) -> bool:
@@ -115,6 +119,8 @@ class Verdict:
             yield "changed", f"the run file, {_times(self.num_changes)}"
         if self.checkpoint is not None:
             yield "checkpoint", f"of round {self.checkpoint:,}"
+        if self.unchecked:
+            yield "unchecked", self.unchecked
         yield "end", self._told_end()
 
     def _proven(self) -> str:
@@ -137,8 +143,10 @@ class Verdict:
         return "the run had not ended when the last line was written"
 
 
-Look = Callable[[RunFile, bytes, Sequence[Entry]], str]
-"""What is wrong with the epochs of a witnessed run: of its run file, its id, and the entries of its journal."""
+Look = Callable[[RunFile | None, bytes, Sequence[Entry]], str]
+"""What is wrong with the epochs of a witnessed run: of its run file, if that is there, its id, and the entries."""
+
+_UNCHECKED: Final = "whether each state of the epochs follows from the one before: that takes the run's run.toml, beside the journal"
 
 
 def verify_journal(path: Path, look: Look | None = None) -> Verdict:
@@ -146,14 +154,13 @@ def verify_journal(path: Path, look: Look | None = None) -> Verdict:
 
     Args:
         path: the directory of the run, or its journal file.
-        look: at the epochs of a witnessed run, in its directory; None for nobody.
+        look: at the epochs of a witnessed run; None for nobody.
 
     Raises:
         ConfigurationError: there is no such file, or it cannot be read.
     """
-    directory = RunDirectory(path) if path.is_dir() else None
-    file = path if directory is None else directory.journal
-    if directory is not None and not directory.has_run:
+    file = RunDirectory(path).journal if path.is_dir() else path
+    if path.is_dir() and not file.exists():
         raise ConfigurationError(f"{path} has no run in it: there is no {file}")
     try:
         recorded = read_journal(file)
@@ -161,6 +168,12 @@ def verify_journal(path: Path, look: Look | None = None) -> Verdict:
         return Verdict(file, str(exc), exc.line)
     if not recorded:
         return Verdict(file, f"{file} has no whole line: no run has begun in it", 1)
+    directory = RunDirectory(file.parent)
+    begun = recorded[0].entry
+    assert isinstance(begun, RunEntry)  # or it was not read
+    has_other = _is_other_file(directory.run_file, begun.run_file)
+    if not path.is_dir() and (has_other or not directory.run_file.is_file()):
+        return _judged(file, recorded, None, look)  # a copy, which lies beside whatever it is
     return _judged(file, recorded, directory, look)
 
 
@@ -172,7 +185,8 @@ def _judged(
 ) -> Verdict:
     entries = [each.entry for each in recorded]
     found = audit(entries)
-    problem, line = "", None
+    problem, line, unchecked = "", None, ""
+    has_epochs = any(isinstance(each, EpochEntry) for each in entries)
     begun = entries[0]
     assert isinstance(begun, RunEntry)  # or it was not read
     if not found.is_sound:
@@ -184,9 +198,11 @@ def _judged(
     elif directory is not None and _is_other_file(directory.run_file, begun.run_file):
         line = 1
         problem = f"line 1 is of another run file than {directory.run_file}: that was altered"
-    elif directory is not None and look is not None and directory.run_file.is_file():
-        run = directory.read_run()
-        problem = look(run, begun.run, entries) if run.is_witnessed else ""
+    elif has_epochs and look is not None:
+        has_rules = directory is not None and directory.run_file.is_file()
+        run = directory.read_run() if directory is not None and has_rules else None
+        problem = look(run, begun.run, entries)
+        unchecked = "" if has_rules else _UNCHECKED
     checkpoint: int | None = None
     sitting = Sitting()
     for entry in entries:
@@ -214,6 +230,7 @@ def _judged(
         num_changes=len(Changes.of(entries).made),
         end=end.reason if isinstance(end, EndEntry) else None,
         stopping=stopping.reason if isinstance(stopping, StoppingEntry) else None,
+        unchecked=unchecked,
     )
 
 
