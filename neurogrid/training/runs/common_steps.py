@@ -30,6 +30,7 @@ class CommonSteps:
         weights: float32 [num_elements]: stepped in place.
         inner: the optimiser.
         total_steps: of the schedule.
+        freshness: what is left of the weight of gradients, beside newer ones, with each round that they are not in.
 
     Attributes:
         layout, weights: as given.
@@ -39,8 +40,15 @@ class CommonSteps:
     """
 
     def __init__(
-        self, layout: Layout, weights: Tensor, inner: InnerSection, *, total_steps: int
+        self,
+        layout: Layout,
+        weights: Tensor,
+        inner: InnerSection,
+        *,
+        total_steps: int,
+        freshness: float = 1.0,
     ) -> None:
+        self._freshness = freshness
         self.layout = self.group_layout = layout
         self.weights = weights
         self.round = 0
@@ -79,7 +87,8 @@ class CommonSteps:
     def apply(self, outcome: Outcome) -> None:
         """Make a step by the mean gradient of a round.
 
-        A gradient of this member that is not in it counts in the next.
+        A gradient of this member that is not in it counts in the next: beside those that are computed until then, by
+        its samples as far as it is fresh.
 
         Raises:
             ConfigurationError: it is not the next round.
@@ -97,6 +106,8 @@ class CommonSteps:
         if outcome.has_contributed:
             self._gradient.zero_()
             self._weight = 0.0
+        else:
+            self._weight *= self._freshness
 
     def _optimizer(self) -> torch.optim.Optimizer:
         """The optimiser as it stands: it steps the vectors that are here."""

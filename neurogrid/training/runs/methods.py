@@ -24,7 +24,13 @@ def weights_by(
         settings: of the run's trainers.
     """
     if run.outer.method == "data_parallel":
-        return CommonSteps(layout, weights, settings.inner, total_steps=settings.total_steps)
+        return CommonSteps(
+            layout,
+            weights,
+            settings.inner,
+            total_steps=settings.total_steps,
+            freshness=run.outer.freshness,
+        )
     return OuterState(
         layout,
         weights,
@@ -32,4 +38,5 @@ def weights_by(
         momentum=run.outer.momentum,
         num_parts=run.outer.fragments,
         overlaps=run.outer.overlap,
+        freshness=run.outer.freshness,
     )

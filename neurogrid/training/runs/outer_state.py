@@ -103,6 +103,8 @@ class OuterState:
         num_parts: in which the weights are synced.
         overlaps: whether the member trains on while a round is under way: then the round changes its own weights only
             when it `settle`s.
+        freshness: what is left of what the member has learned, with each round that it is not in; above 0, at most 1,
+            and 1 where it overlaps.
 
     Attributes:
         layout, weights: as given.
@@ -123,7 +125,9 @@ class OuterState:
         momentum: float,
         num_parts: int = 1,
         overlaps: bool = False,
+        freshness: float = 1.0,
     ) -> None:
+        self._freshness = freshness
         self.layout, self.weights = layout, weights
         self.round = 0
         self.step_norm: float | None = None
@@ -164,7 +168,8 @@ class OuterState:
     def apply(self, outcome: Outcome) -> None:
         """Take over what a round has come to.
 
-        Where this member's contribution is not in it, what it has learned stays on top. A round for which nobody has
+        Where this member's contribution is not in it, what it has learned stays on top, as far as it is fresh: it
+        began from a state that is older by a round than that of the others. A round for which nobody has
         trained anything, as its weights say, syncs what is left at the end: its mean is taken as it is, since momentum
         would go on without a gradient.
 
@@ -182,8 +187,7 @@ class OuterState:
             if self._overlaps:
                 before = gather(self._outer.theta0, spans).clone()
             else:
-                late = self.contribution()
-        self.step_norm = None
+                late = self.contribution().mul_(self._freshness)
         if sum(outcome.weights) < 1:
             self._outer.take(outcome.values[:part], spans)
         else:

@@ -75,3 +75,16 @@ def test_a_round_is_not_left_out() -> None:
     steps = CommonSteps(LAYOUT, torch.zeros(17), InnerSection(warmup=0), total_steps=STEPS)
     with pytest.raises(Exception, match="round 2 cannot be applied"):
         steps.apply(outcome(2, torch.ones(17)))
+
+
+def test_a_late_gradient_counts_less_beside_a_newer_one() -> None:
+    inner = InnerSection(optimizer="sgd", lr=0.1, schedule="constant", warmup=0)
+    steps = CommonSteps(LAYOUT, torch.zeros(17), inner, total_steps=STEPS, freshness=0.25)
+    ones = torch.ones(LAYOUT.num_elements)
+    steps.add(4 * ones, 8.0)
+    steps.apply(outcome(1, torch.zeros(17), contributed=False))
+    torch.testing.assert_close(steps.contribution(), 4 * ones)
+    steps.add(ones, 8.0)
+    torch.testing.assert_close(steps.contribution(), (0.25 * 4 + 1) / 1.25 * ones)
+    steps.apply(outcome(2, steps.contribution()))
+    assert not steps.contribution().any()

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
+from neurogrid.errors import ConfigurationError
 from neurogrid.training.averaging.groups import Outcome
 from neurogrid.training.averaging.parts import Layout
 from neurogrid.training.runs.outer_state import OuterState
+from neurogrid.training.runs.run_file import parse_run_file
 from neurogrid.training.wire.runs import SYNC_SHARE
 
 LAYOUT = Layout(("a", "b", "c"), ((3,), (2,), (2,)))
 
 
-def state(*, num_parts: int = 1) -> OuterState:
-    return OuterState(LAYOUT, torch.zeros(7), lr=0.7, momentum=0.9, num_parts=num_parts)
+def state(*, num_parts: int = 1, freshness: float = 1.0) -> OuterState:
+    return OuterState(
+        LAYOUT, torch.zeros(7), lr=0.7, momentum=0.9, num_parts=num_parts, freshness=freshness
+    )
 
 
 def outcome(
@@ -107,3 +112,39 @@ def test_weights_that_were_kept_are_mixed_as_they_would_have_been() -> None:
         each.settle()
     assert torch.equal(member.weights, resumed.weights)
     assert torch.equal(member.common, resumed.common)
+
+
+def test_what_is_late_counts_by_its_age() -> None:
+    """Each round that goes on without a member leaves a part of what it had learned before that round."""
+    member = state(freshness=0.5)
+    member.weights.fill_(1.0)
+    for number in (1, 2):
+        member.apply(outcome(number, torch.zeros(7), 4.0, contributed=False))
+        member.weights.add_(1.0)  # it trains on
+    assert torch.allclose(member.contribution(), torch.full((7,), (1 / 2 + 1) / 2 + 1))
+    member.apply(outcome(3, member.contribution(), 4.0))
+    assert torch.equal(member.weights, member.common)
+    assert not member.contribution().any()
+
+
+def test_of_parts_only_the_one_that_was_late_is_older() -> None:
+    member = state(num_parts=3, freshness=0.5)
+    member.weights.fill_(1.0)
+    member.apply(outcome(1, torch.zeros(3), 4.0, contributed=False))
+    assert member.weights.tolist() == [0.5] * 3 + [1.0] * 4
+
+
+@pytest.mark.parametrize(
+    ("section", "why"),
+    [
+        ('method = "streaming"\noverlap = true\n', "is 1 with overlap true"),
+        ('method = "distro"\n', 'is 1 with method "distro"'),
+    ],
+)
+def test_freshness_is_refused_where_nothing_goes_by_it(section: str, why: str) -> None:
+    whole = '[model]\nconfig = "c"\n[data]\npath = "d"\n[stop]\nrounds = 9\n[outer]\n'
+    assert parse_run_file(whole + "freshness = 0.5\n").outer.freshness == 0.5
+    with pytest.raises(ConfigurationError, match=why):
+        parse_run_file(whole + section + "freshness = 0.5\n")
+    with pytest.raises(ConfigurationError):
+        parse_run_file(whole + "freshness = 0\n")

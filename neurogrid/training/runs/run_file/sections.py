@@ -299,6 +299,7 @@ class OuterSection(Section):
         attempt_timeout: seconds for one attempt at a round.
         overlap: whether members train on while a round is under way, so that a slow line holds nobody up; with
             "streaming" and at least 2 fragments.
+        freshness: what is left of what a late member has learned, with each round that goes on without it.
     """
 
     method: str = "streaming"
@@ -314,6 +315,7 @@ class OuterSection(Section):
     grace: float = 10.0
     attempt_timeout: float = 300.0
     overlap: bool = False
+    freshness: float = 1.0
 
     title: ClassVar[str] = "outer"
     keys: ClassVar[Mapping[str, Kind]] = {
@@ -340,6 +342,7 @@ class OuterSection(Section):
             f"of seconds from 1 to {_WEEK}", lambda value: 1 <= value <= _WEEK
         ),
         "overlap": BOOLEAN,
+        "freshness": number("above 0 and at most 1", lambda value: 0 < value <= 1),
     }
 
     @property
@@ -380,6 +383,15 @@ class OuterSection(Section):
                 'is of method "streaming" with at least 2 fragments: one is trained on while another is averaged',
                 self.place_of("fragments"),
                 method,
+            )
+        if self.freshness < 1 and (self.overlap or self.method == "distro"):
+            key, why = ("overlap", "members have trained on by then, and all of it stays")
+            if self.method == "distro":
+                key, why = ("method", "nothing that is late counts with it")
+            raise self.fault(
+                "freshness",
+                f"is 1 with {key} {shown(getattr(self, key))}: {why}",
+                self.place_of(key),
             )
 
 
