@@ -146,7 +146,10 @@ class Verdict:
 Look = Callable[[RunFile | None, bytes, Sequence[Entry]], str]
 """What is wrong with the epochs of a witnessed run: of its run file, if that is there, its id, and the entries."""
 
-_UNCHECKED: Final = "whether each state of the epochs follows from the one before: that takes the run's run.toml, beside the journal"
+_UNCHECKED: Final = (
+    "whether each state of the epochs follows from the one before: the rules for that are in run.toml, which is to lie "
+    "beside the journal"
+)
 
 
 def verify_journal(path: Path, look: Look | None = None) -> Verdict:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -70,9 +71,9 @@ def ejections(run: Path) -> list[Eject]:
 
 
 def test_nobody_honest_is_accused(tmp_path: Path) -> None:
-    """Every claim is computed again, over three epochs; all hold, and the run learns."""
-    run_file = (
-        AUDITED + "rounds = 5\n[checks]\naudit = 1.0\n[stop]\nrounds = 15\n[members]\nmin = 4\n"
+    """Every claim is computed again, over three epochs; all hold, the run learns, and each result is worth something."""
+    run_file = AUDITED + (
+        "rounds = 5\n[checks]\naudit = 1.0\nworth = 1.0\n[stop]\nrounds = 15\n[members]\nmin = 4\n"
     )
     with open_run(tmp_path, free_port(), run_file) as run:
         begin(run, "abcd")
@@ -88,6 +89,11 @@ def test_nobody_honest_is_accused(tmp_path: Path) -> None:
     assert "refused" not in log
     (made, held) = map(int, re.findall(r"(\d+) claims were computed again, (\d+) of", log)[-1])
     assert made == held == 4 * 15  # those of the last round, too
+    # Nobody waits for what is measured: of the last round of an epoch it may come too late.
+    measured = [line for line in figures if line.get("measured")]
+    assert 4 * 9 <= sum(line["measured"] for line in measured) <= 4 * 15
+    assert all(line["gain"] > 0 for line in measured)
+    assert "is not known" not in said
     assert "gives up" not in said
 
 
@@ -103,10 +109,17 @@ def test_who_cheats_is_ejected_and_so_is_who_accuses_falsely(tmp_path: Path) -> 
         run.wait_round(run.rounds() + 3)
         figures, last, found = run.figures(), latest(run), ejections(run.run)
         folded, verdict = states(run.run), verify_journal(run.run, fault_of_epochs)
+        alone = verify_journal(
+            Path(shutil.copy(run.run / "journal", tmp_path / "copy")), fault_of_epochs
+        )
         said = (tmp_path / "a.log").read_text()
         other = Identity.load(tmp_path / "other" / "identity.key").peer_id
     assert len(last.healthy) == 3
     assert verdict.is_whole, verdict.problem
+    assert not verdict.unchecked
+    # A journal alone has no rules; who was put out by whose word is seen all the same.
+    assert alone.is_whole, alone.problem
+    assert "run.toml" in alone.unchecked
     # What the one gave is in no weights any more: from its first round on, for none of its claims held.
     seat, since = next((e.seat, e.since) for e in found if e.peer == other)
     given = [n for n, e in enumerate(rounds_of(run.run), 1) if seat in dict(e.contributions)]
@@ -148,7 +161,8 @@ def test_who_cheats_in_the_last_round_is_found_and_so_is_who_covers_for_it(tmp_p
 def test_who_says_two_things_is_ejected(tmp_path: Path) -> None:
     """Two claims of one result, or two results of one round: either is signed twice, and needs no judging."""
     run_file = (
-        AUDITED + "rounds = 30\n[checks]\naudit = 1.0\n[stop]\nrounds = 600\n[members]\nmin = 2\n"
+        AUDITED
+        + "rounds = 30\n[checks]\naudit = 1.0\nworth = 1.0\n[stop]\nrounds = 600\n[members]\nmin = 2\n"
     )
     with open_run(tmp_path, free_port(), run_file) as run:
         begin(run, "ab", ("twofold",), ("whisperer",))
@@ -180,6 +194,12 @@ def test_who_says_two_things_is_ejected(tmp_path: Path) -> None:
     assert "cheating" in [each["kind"] for each in shown["alarms"]]
     assert f"ejected      {twofold}: with evidence" in told.stdout, told.stderr
     assert "results that were computed again hold" in told.stdout
+    # What results are worth, too: of those that are members yet.
+    assert {each["seat"] for each in checks["worths"]} <= set(last.healthy)
+    assert all(each["num"] > 0 and each["gain"] > 0 for each in checks["worths"])
+    assert re.search(
+        r"worth +\d+ results were measured; each alone lowers the loss by 0", told.stdout
+    )
 
 
 def test_what_is_forged_is_refused_and_who_gives_nothing_is_dropped(tmp_path: Path) -> None:

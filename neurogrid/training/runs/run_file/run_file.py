@@ -145,6 +145,12 @@ class RunFile(Section):
             raise LayoutSection.fault(
                 "stages", "and [adapter] are of language models", ModelSection.place_of("kind")
             )
+        if self.is_chain and self.outer.freshness < 1:
+            raise OuterSection.fault(
+                "freshness",
+                "is 1 with [layout] and [adapter]: what a replica is late with is dealt again",
+                LayoutSection.place_of("stages"),
+            )
         if self.layout.subspace and self.adapter.r:
             raise LayoutSection.fault(
                 "subspace",
