@@ -71,7 +71,7 @@ def ejections(run: Path) -> list[Eject]:
 
 
 def test_nobody_honest_is_accused(tmp_path: Path) -> None:
-    """Every claim is computed again, over three epochs; all hold, the run learns, and each result is worth something."""
+    """Every claim is computed again, over three epochs; all hold, the run learns, and results are worth something."""
     run_file = AUDITED + (
         "rounds = 5\n[checks]\naudit = 1.0\nworth = 1.0\n[stop]\nrounds = 15\n[members]\nmin = 4\n"
     )
