@@ -449,10 +449,11 @@ def main() -> None:
     torch.set_num_threads(1)
     begun = [begun_at(seed + 1, options.before) for seed in range(options.seeds)]
     early, late = Fleet(1), copy.deepcopy(begun[0])
-    for _ in range(options.before):
+    has_audits = bool(AUDITED & set(options.part))
+    for _ in range(options.before if has_audits else 0):
         late.apply(late.make({}))
     states = [early, begun[0], late]
-    band, processors = measure_band(states)
+    band, processors = measure_band(states) if has_audits else (Band(), [])
     widths = (band.angle, band.log_ratio, band.tensor_angle, band.tensor_log_ratio)
     apart_at_most = [
         "## What honest processors are apart",
@@ -470,7 +471,8 @@ def main() -> None:
     for part in options.part:
         name, sections = PARTS[part](options, begun, band)
         cpu = f"CPU time: {time.process_time():.0f} s."
-        write_report(name, SETTING, "\n\n".join([*apart_at_most, *sections, cpu]))
+        apart_told = apart_at_most if part in AUDITED else []
+        write_report(name, SETTING, "\n\n".join([*apart_told, *sections, cpu]))
 
 
 def honest_part(options: Any, begun: Sequence[Fleet], band: Band) -> tuple[str, list[str]]:
@@ -576,7 +578,94 @@ def losses_part(options: Any, begun: Sequence[Fleet], band: Band) -> tuple[str, 
     ]
 
 
-PARTS = {"cheats": cheats_part, "honest": honest_part, "losses": losses_part}
+def worth_part(options: Any, begun: Sequence[Fleet], band: Band) -> tuple[str, list[str]]:
+    rows = []
+    for kind in ("", *CHEATS):
+        runs = [by_worth(kind, fleet, options.rounds) for fleet in begun]
+        found = [each.found for each in runs if each.found]
+        others = sum(len(each.others) for each in runs)
+        rows.append(
+            [
+                kind or "none",
+                f"{max(found)}" if len(found) == len(runs) else f"in {len(found)} of {len(runs)}",
+                str(others),
+                *(f"{mean(getattr(run, what) for run in runs):+.4f}" for what in ALONE),
+                f"{max(run.standing.most[0] for run in runs):.2f}",
+                f"{max(run.standing.most[1] for run in runs):.2f}",
+            ]
+        )
+        say(" | ".join(rows[-1]))
+    standing, number, wrong = Standing(), 0, 0
+    fleet, until = Fleet(1), time.monotonic() + options.seconds
+    while number < options.honest and (number < 10 or time.monotonic() < until):
+        made = fleet.make({})
+        wrong += len(standing.add(worths(fleet, made)))
+        fleet.apply(made)
+        number += 1
+        if number % 25 == 0:
+            say(f"{number} honest rounds, {wrong} found, {standing.most}")
+    return "cheats-worth", [
+        "## By worth",
+        f"One of {MEMBERS} cheats in every round after {options.before} honest ones, {options.rounds} rounds, "
+        f"{options.seeds} seeds, every round measured; with a share of them as many times more. Found: the round in "
+        f"which it is {ODD:g} median distances below the median, in the mean over rounds, by gain or by advantage, "
+        f"from the {LEAST_ROUNDS}th round on (worst of the seeds, or in how many it was); others: honest members that "
+        "were. Gain and advantage: of its results, and of the others', in the mean; and how far anybody was below the "
+        "median.",
+        table(
+            ["cheat", "found", "others", "gain", "others' gain", "advantage", "others' advantage", "most by gain",
+             "most by advantage"],
+            rows,
+        ),
+        f"{number:,} honest rounds of a run from its beginning: {wrong} times a member was found; at most it was "
+        f"{standing.most[0]:.2f} below the median by gain, and {standing.most[1]:.2f} by advantage.",
+    ]  # fmt: skip
+
+
+@dataclass
+class ByWorth:
+    """One cheat over some rounds, for one seed, by what results are worth alone.
+
+    Attributes:
+        found: the round in which it is; None for none.
+        others: honest members that are.
+        gain, others_gain, advantage, others_advantage: in the mean.
+    """
+
+    standing: Standing
+    found: int | None
+    others: set[int]
+    gain: float
+    others_gain: float
+    advantage: float
+    others_advantage: float
+
+
+ALONE = ("gain", "others_gain", "advantage", "others_advantage")
+
+
+def by_worth(kind: str, begun: Fleet, rounds: int) -> ByWorth:
+    fleet, standing, found, others = copy.deepcopy(begun), Standing(), None, set[int]()
+    own: list[Worth] = []
+    beside: list[Worth] = []
+    for number in range(1, rounds + 1):
+        made = fleet.make({CHEAT: kind} if kind else {})
+        measured = worths(fleet, made)
+        odd = standing.add(measured)
+        found = number if found is None and CHEAT in odd else found
+        others |= odd - {CHEAT}
+        own.append(measured[CHEAT])
+        beside += [each for seat, each in measured.items() if seat != CHEAT]
+        fleet.apply(made)
+    return ByWorth(
+        standing, found, others, mean(e.gain for e in own), mean(e.gain for e in beside),
+        mean(e.advantage for e in own), mean(e.advantage for e in beside),
+    )  # fmt: skip
+
+
+PARTS = {"cheats": cheats_part, "honest": honest_part, "losses": losses_part, "worth": worth_part}
+# Those in which bands matter.
+AUDITED = {"cheats", "honest", "losses"}
 
 
 def say(what: str) -> None:
