@@ -579,8 +579,11 @@ def losses_part(options: Any, begun: Sequence[Fleet], band: Band) -> tuple[str, 
 
 
 def worth_part(options: Any, begun: Sequence[Fleet], band: Band) -> tuple[str, list[str]]:
-    rows = []
+    rows: list[list[str]] = []
+    until = time.monotonic() + options.seconds
     for kind in ("", *CHEATS):
+        if rows and time.monotonic() > until:
+            break
         runs = [by_worth(kind, fleet, options.rounds) for fleet in begun]
         found = [each.found for each in runs if each.found]
         others = sum(len(each.others) for each in runs)
@@ -595,9 +598,8 @@ def worth_part(options: Any, begun: Sequence[Fleet], band: Band) -> tuple[str, l
             ]
         )
         say(" | ".join(rows[-1]))
-    standing, number, wrong = Standing(), 0, 0
-    fleet, until = Fleet(1), time.monotonic() + options.seconds
-    while number < options.honest and (number < 10 or time.monotonic() < until):
+    standing, number, wrong, fleet = Standing(), 0, 0, Fleet(1)
+    while number < options.honest and time.monotonic() < until:
         made = fleet.make({})
         wrong += len(standing.add(worths(fleet, made)))
         fleet.apply(made)

@@ -127,6 +127,16 @@ def test_what_is_late_counts_by_its_age() -> None:
     assert not member.contribution().any()
 
 
+def test_who_begins_again_where_the_others_are_has_nothing_that_is_old() -> None:
+    others, member = state(), state(freshness=0.5)
+    others.weights.fill_(1.0)
+    others.apply(outcome(1, others.contribution(), 8.0))
+    member.weights.fill_(5.0)  # and was away meanwhile
+    member.load(others.state())
+    assert torch.equal(member.weights, others.common)
+    assert not member.contribution().any()
+
+
 def test_of_parts_only_the_one_that_was_late_is_older() -> None:
     member = state(num_parts=3, freshness=0.5)
     member.weights.fill_(1.0)

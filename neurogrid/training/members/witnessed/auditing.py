@@ -12,7 +12,6 @@ Source: protocol_spec/training/witnessed.md, "Audits".
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -42,19 +41,18 @@ from neurogrid.training.checks import (
     open_evidence,
     sign_claim,
     sign_finding,
-    step_alone,
     vector_id,
 )
 from neurogrid.training.checks.evidence import Kind
 from neurogrid.training.members.member_blobs import MemberBlobs
 from neurogrid.training.members.witnessed.audited_rounds import AuditedRound, AuditedRounds
+from neurogrid.training.members.witnessed.measuring import Losses, Measuring, read_vector
 from neurogrid.training.members.witnessed.neighbours import Neighbours
 from neurogrid.training.members.witnessed.own_weights import OwnWeights, TakenBack
 from neurogrid.training.optimizers.distro import Coefficients
 from neurogrid.training.runs.run_file import ChecksSection
 from neurogrid.training.trainer import TrainerDiedError, TrainerError
 from neurogrid.training.wire.runs import (
-    MAX_MEASURED_LOSS,
     Epoch,
     EpochSeat,
     RoundCommitment,
@@ -147,8 +145,7 @@ class Auditing:
         self._momenta: tuple[Tensor, Tensor, Tensor] | None = None
         self._jobs: list[_Job] = []
         self._ready: list[_Job] = []
-        # Results to be measured: a round, and the seat whose result it is.
-        self._to_measure: list[tuple[AuditedRound, int]] = []
+        self._measuring = Measuring(rules, self._tell_measure)
         self._nursery: trio.Nursery | None = None
 
     # What the leader says
@@ -161,7 +158,8 @@ class Auditing:
             return
         if self._own != (own.seat, incarnation):
             self._own, self._number = (own.seat, incarnation), 0
-            self._jobs, self._ready, self._to_measure = [], [], []
+            self._jobs, self._ready = [], []
+            self._measuring.forget()
             self._rounds.begin(own.seat)
         self._step = told.step
         for job in self._jobs:
@@ -181,9 +179,7 @@ class Auditing:
                 self._begin(drawn, each.seat, *drawn.claims[each.seat], ())
             elif each.auditor == own.seat:
                 logger.warning("the claim of seat %d, to be looked at, is not here", each.seat)
-        for each in drawn.measures:
-            if each.auditor == own.seat and len(self._to_measure) < _MAX_JOBS:
-                self._to_measure.append((drawn, each.seat))
+        self._measuring.take(drawn, own.seat)
 
     def judge(self, said: RoundEvidence) -> None:
         """The leader wants a claim judged, that an auditor says is false, or for which it was given nothing.
@@ -329,17 +325,18 @@ class Auditing:
     @property
     def has_work(self) -> bool:
         """Whether there is something to compute for which all is here."""
-        rounds = [*(job.round for job in self._ready), *(round_ for round_, _ in self._to_measure)]
-        return any(map(self._can_start, rounds))
+        is_ready = any(self._can_start(job.round) for job in self._ready)
+        return is_ready or self._measuring.has_work(self._can_start)
 
     def _can_start(self, round_: AuditedRound) -> bool:
         # Else the round is yet to be applied; or it never was here, which is found out at the start.
         return round_.weights is not None or round_.told.step != self._weights.step
 
+    def _is_kept(self, round_: AuditedRound) -> bool:
+        return round_.weights is not None and self._rounds.of(*round_.key) is round_
+
     async def work(
-        self,
-        gradient: Callable[[Epoch, int, Tensor], Awaitable[Tensor]],
-        losses: Callable[[Epoch, Sequence[int], Tensor], Awaitable[list[float]]],
+        self, gradient: Callable[[Epoch, int, Tensor], Awaitable[Tensor]], losses: Losses
     ) -> None:
         """Compute what is to be computed again, and measure what is to be measured.
 
@@ -364,48 +361,8 @@ class Auditing:
             except (NotFiniteError, TrainerError, ValueError) as exc:
                 logger.warning("the claim of seat %d cannot be computed: %s", job.seat, exc)
                 self._end(job)
-        for each in [each for each in self._to_measure if self._can_start(each[0])]:
-            self._to_measure.remove(each)
-            try:
-                await self._measure(*each, losses)
-            except TrainerDiedError:
-                raise
-            except (NeuroGridError, ValueError, OSError) as exc:
-                logger.warning("what the result of seat %d is worth is not known: %s", each[1], exc)
-
-    async def _measure(
-        self,
-        round_: AuditedRound,
-        seat: int,
-        losses: Callable[[Epoch, Sequence[int], Tensor], Awaitable[list[float]]],
-    ) -> None:
-        """Measure what a result is worth, and tell the leader."""
-        own, told = self._own, round_.told
-        other = round_.seat_beside(own[0], seat) if own is not None else None
-        if own is None or other is None or self._rounds.of(*round_.key) is not round_:
-            return
-        if round_.weights is None or seat not in round_.coefficients:
-            return  # this member was behind then
-        before = await trio.to_thread.run_sync(_read, round_.weights)
-        after = await trio.to_thread.run_sync(
-            step_alone,
-            before,
-            round_.coefficients[seat],
-            self._rules.settings,
-            self._rules.rate(told.step),
-        )
-        first = await losses(told, (seat, other), before)
-        then = await losses(told, (seat, other), after)
-        said = RoundMeasure(
-            self._rules.run,
-            own[0],
-            *round_.key,
-            seat,
-            tuple(map(_bounded, (first[0], then[0], first[1], then[1]))),
-        )
-        if self._nursery is not None:
-            message = TensorMessage(RunMessage.MEASURE, data=said.encode())
-            self._nursery.start_soon(self._tell, message)
+        if self._own is not None:
+            await self._measuring.work(self._own[0], self._can_start, self._is_kept, losses)
 
     async def _compute(
         self, job: _Job, gradient: Callable[[Epoch, int, Tensor], Awaitable[Tensor]]
@@ -420,7 +377,7 @@ class Auditing:
             self._end(job)
             return
         if job.gradient is None:
-            weights = await trio.to_thread.run_sync(_read, round_.weights)
+            weights = await trio.to_thread.run_sync(read_vector, round_.weights)
             job.gradient = await gradient(round_.told, job.seat, weights)
         found = await trio.to_thread.run_sync(
             partial(
@@ -539,7 +496,7 @@ class Auditing:
             path.unlink()
             raise RemoteProtocolError(f"it has not {num_bytes} B, as a momentum has")
         await self._offer(job.round, path)
-        return await trio.to_thread.run_sync(_read, path)
+        return await trio.to_thread.run_sync(read_vector, path)
 
     async def _offer_momenta(self, round_: AuditedRound) -> None:
         """Let others compute this member's claim, which was drawn."""
@@ -574,6 +531,11 @@ class Auditing:
         said = RoundFinding(self._rules.run, own[0], *round_.key, seat, signed, finding)
         self._nursery.start_soon(self._tell, TensorMessage(RunMessage.FINDING, data=said.encode()))
 
+    def _tell_measure(self, said: RoundMeasure) -> None:
+        if self._nursery is not None:
+            message = TensorMessage(RunMessage.MEASURE, data=said.encode())
+            self._nursery.start_soon(self._tell, message)
+
     def _tell_conflict(self, told: Epoch, seat: int, evidence: bytes) -> None:
         own = self._own
         if own is None or self._nursery is None:
@@ -591,18 +553,9 @@ class Auditing:
             await trio.sleep(_RETRY)
 
 
-def _bounded(loss: float) -> float:
-    """A loss as it is told: what is no number is as large as can be."""
-    return min(max(loss, 0.0), MAX_MEASURED_LOSS) if math.isfinite(loss) else MAX_MEASURED_LOSS
-
-
 def _ids_of(momenta: tuple[Tensor, Tensor, Tensor]) -> tuple[bytes, bytes, bytes]:
     before, kept, sent = momenta
     return vector_id(before), vector_id(kept), vector_id(sent)
-
-
-def _read(path: Path) -> Tensor:
-    return torch.frombuffer(bytearray(path.read_bytes()), dtype=torch.float32)
 
 
 def _write(path: Path, vector: Tensor) -> None:
