@@ -467,7 +467,8 @@ def main() -> None:
         + ", ".join(f"{each:.1e}" for each in widths)
         + ". Auditors in bfloat16 have the default one.",
     ]
-    say("band measured")
+    if has_audits:
+        say("band measured")
     for part in options.part:
         name, sections = PARTS[part](options, begun, band)
         cpu = f"CPU time: {time.process_time():.0f} s."
