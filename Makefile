@@ -27,7 +27,7 @@ KERNELS := neurogrid/model/kernels/kernels
 
 kernels: $(KERNELS).so
 
-$(KERNELS).so: $(KERNELS).c $(dir $(KERNELS))layer.c $(dir $(KERNELS))layer.h setup.py | .venv/.ready
+$(KERNELS).so: $(KERNELS).c $(addprefix $(dir $(KERNELS)),attention.c layer.c layer.h) setup.py | .venv/.ready
 	NEUROGRID_BUILD_KERNELS=required $(BIN)/python setup.py --quiet build_ext --inplace || \
 		{ echo "make kernels: it takes gcc and the headers of C (Debian: apt-get install gcc libc6-dev)" >&2; exit 1; }
 

@@ -71,7 +71,7 @@ class Wheel(bdist_wheel):
 kernels = Extension(
     "neurogrid.model.kernels.kernels",
     ["neurogrid/model/kernels/kernels.c"],
-    depends=["neurogrid/model/kernels/layer.c", "neurogrid/model/kernels/layer.h"],
+    depends=[f"neurogrid/model/kernels/{name}" for name in ("attention.c", "layer.c", "layer.h")],
     optional=not REQUIRED,
 )
 is_for_us = sysconfig.get_platform() in PLATFORMS

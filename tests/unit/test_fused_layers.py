@@ -241,6 +241,30 @@ def test_a_session_gets_the_same_bits_in_company(
         torch.set_num_threads(before)
 
 
+@pytest.mark.parametrize("is_coded", [False, True], ids=["as they are", "coded"])
+@pytest.mark.parametrize("name", ["llama", "mistral, a window", "gemma2, capped"])
+def test_a_long_prompt_gets_the_same_bits_however_it_is_cut(name: str, is_coded: bool) -> None:
+    """Over the borders of several blocks of keys, which windows reach at other places when tokens are dropped."""
+    stage = Twins(config_of(*PLAIN[name]), torch.float32).compiled
+    stage.codes_caches = is_coded
+    length = 340
+    hidden = some_hidden(length)
+    whole = run(stage, stage.new_cache(), hidden, [length])
+    before = torch.get_num_threads()
+    try:
+        for threads in (1, 2):
+            torch.set_num_threads(threads)
+            # Tokens of a draft among them, and a last one alone.
+            sizes = [1, 2, 7, 64, 120, 3, length - 198, 1]
+            assert torch.equal(run(stage, stage.new_cache(), hidden, sizes), whole)
+    finally:
+        torch.set_num_threads(before)
+    cache = stage.new_cache()
+    run(stage, cache, hidden[:, :300], [300])
+    alone = run(stage, cache, hidden[:, 300:], [1] * 40)
+    assert torch.equal(alone, whole[:, 300:])
+
+
 def test_the_same_bits_are_promised_of_layers_that_are_compiled_alone() -> None:
     twins = Twins(config_of("llama", {}), torch.bfloat16)
     assert not twins.modules.has_same_bits(0, 1)

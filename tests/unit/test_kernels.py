@@ -486,3 +486,15 @@ def test_where_nothing_was_built_torch_serves_and_that_is_said(
     monkeypatch.setenv("NEUROGRID_KERNELS", "avx2")
     with pytest.raises(ConfigurationError, match="built without"):
         chosen.library.__wrapped__()
+
+
+def test_kernels_of_another_version_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled = "neurogrid.model.kernels.compiled"
+    with monkeypatch.context() as patch:
+        # Of a library that says nothing of it, and of one that says something else.
+        patch.setattr(f"{compiled}._FILE", "libm.so.6")
+        with pytest.raises(ConfigurationError, match="build it anew"):
+            open_library(None)
+    monkeypatch.setattr(f"{compiled}._INTERFACE", 1)
+    with pytest.raises(ConfigurationError, match="build it anew"):
+        open_library(None)

@@ -25,6 +25,8 @@ VARIABLE: Final = "NEUROGRID_KERNELS"
 """Takes a lower level than the processor's ("avx2" where it has AVX-512), or "none"."""
 
 _FILE: Final = Path(__file__).with_name("kernels.so")
+# Of `ng_interface` in kernels.c.
+_INTERFACE: Final = 2
 _NONE: Final = "none"
 _LEVELS: Final = ("neon",) if platform.machine() == "aarch64" else ("avx2", "avx512")
 
@@ -107,8 +109,8 @@ class Library:
         )
         self._finish = loaded.ng_finish_layer
         self._finish.argtypes = (
-            *(pointer, integer, pointer, size, size, pointer, pointer, pointer, size, pointer),
-            *(pointer, pointer, pointer, integer),
+            *(pointer, integer, pointer, size, size, pointer, pointer, pointer, size, size),
+            *(pointer, pointer, pointer, pointer, integer),
         )
 
         self._adapt = loaded.ng_adapt
@@ -173,6 +175,7 @@ class Library:
         keys: Any,
         values: Any,
         num_keys: int,
+        position: int,
         mask: torch.Tensor | None,
         result: torch.Tensor,
         normed: torch.Tensor | None,
@@ -189,6 +192,7 @@ class Library:
             keys,
             values,
             num_keys,
+            position,
             None if mask is None else mask.data_ptr(),
             result.data_ptr(),
             None if normed is None else normed.data_ptr(),
@@ -251,7 +255,7 @@ def open_library(wanted: str | None) -> Library | None:
             exc,
         )
         return None
-    if not hasattr(loaded, "ng_project_layer"):
+    if not hasattr(loaded, "ng_interface") or loaded.ng_interface() != _INTERFACE:
         raise ConfigurationError(
             f"{_FILE} is of another version than the package: build it anew, by `make kernels`"
         )

@@ -2,7 +2,7 @@
 
 Plain C: no header of torch or Python, and no -march. What a processor has is found out when the library is loaded:
 this file includes itself once for each level, and each level is compiled for its instructions. That is why it is
-long; what stands between the products of a layer is in layer.c.
+long; what stands between the products of a layer is in layer.c and attention.c.
 
 Every element of a result is made by the same sums in the same order, whatever the number of rows, threads and
 levels: rows that run together get the bits that they get alone. The one exception is NG_BF16_DOT, whose instruction
@@ -181,6 +181,9 @@ INLINE void put(const struct product *p, int64_t row, int64_t output, float valu
 
 /* ---------------------------------------------------------------------------------------------- interface */
 
+/* Which functions with which arguments there are: another number for each change of them. */
+int ng_interface(void) { return 2; }
+
 /* 0 none, 1 AVX2 or NEON, 2 AVX-512 with VNNI and bfloat16. */
 int ng_level(void) {
 #if defined(__x86_64__)
@@ -296,14 +299,14 @@ int ng_project_layer(const struct layer *l, int level, const void *hidden, int64
 }
 
 /* The rest: attention of those tokens over N keys of their sequence, which end with their own, or over those that a
-   mask [sequences, T, N] names; output, and the MLP. Into the hidden states that leave the layer; where no MLP is
+   mask [sequences, T, N] names; output, and the MLP. Key 0 is that of the token at `position` of its sequence. Into the hidden states that leave the layer; where no MLP is
    told, into those before it, and their norm. */
 int ng_finish_layer(const struct layer *l, int level, const void *hidden, int64_t sequences, int64_t tokens,
                       const float *queries, const struct states *keys, const struct states *values, int64_t N,
-                      const uint8_t *mask, void *result, void *normed, const struct low_rank *const *adapters,
+                      int64_t position, const uint8_t *mask, void *result, void *normed, const struct low_rank *const *adapters,
                       int threads) {
-  return OF_LEVEL(finish)(l, level, hidden, sequences, tokens, queries, keys, values, N, mask, result, normed, adapters,
-                          threads);
+  return OF_LEVEL(finish)(l, level, hidden, sequences, tokens, queries, keys, values, N, position, mask, result, normed,
+                          adapters, threads);
 }
 
 #else /* NG_LEVEL: what follows is compiled once for each level */

@@ -1,8 +1,8 @@
 /* What stands between the products of a decoder layer: norms, rotary embedding, attention, activation. Part of kernels.c,
 compiled once for each level.
 
-A token gets the bits that it gets alone, on every level: sums go by 16 lanes, over the keys that it sees, and
-exponentials are made here.                                                                                            */
+A token gets the bits that it gets alone, on every level: sums go by 16 lanes, those of attention over the keys that it
+sees (attention.c), and exponentials are made here.                                                                   */
 
 /* The nearest of [low, high]; what is no number stays none. */
 INLINE f32 NAME(clamp)(f32 x, float low, float high) {
@@ -10,9 +10,8 @@ INLINE f32 NAME(clamp)(f32 x, float low, float high) {
   return (f32)(((i32)x & other) | ((i32)((f32){0} + low) & below) | ((i32)((f32){0} + high) & above));
 }
 
-/* e^x for x in [-87, 88], beyond that for the nearest of those; to 2 units in the last place. */
-INLINE f32 NAME(exp)(f32 x) {
-  x = NAME(clamp)(x, -87.f, 88.f);
+/* e^x for x in [-87, 88]; to 2 units in the last place. */
+INLINE f32 NAME(power)(f32 x) {
   const f32 shifted = x * 1.44269504f + 12582912.f; /* to the nearest integer, as `quantize` does */
   const f32 whole = shifted - 12582912.f;
   const f32 rest = (x - whole * 0.693359375f) - whole * -2.12194440e-4f;
@@ -25,6 +24,9 @@ INLINE f32 NAME(exp)(f32 x) {
   sum = sum * (rest * rest) + rest + 1.f;
   return sum * (f32)(((i32)shifted - 0x4b400000 + 127) << 23);
 }
+
+/* The same, beyond that for the nearest of those. */
+INLINE f32 NAME(exp)(f32 x) { return NAME(power)(NAME(clamp)(x, -87.f, 88.f)); }
 
 /* WIDTH of a row from `at`, of which those beyond `size` are zero. */
 INLINE f32 NAME(part)(const float *row, int64_t at, int64_t size) {
@@ -196,176 +198,8 @@ static void NAME(adapt)(const struct matrix *m, enum place place, const struct b
                    b->threads);
 }
 
-/* Sums of WIDTH keys, of 16 lanes each, as `sum` makes them: in pairs, of which each step adds the halves. */
-#undef MOST
-#define MOST (WIDTH == 16 ? 8 : 4) /* queries that a key meets together: their sums fill the registers */
-INLINE f32 NAME(sum_each)(f32 v[WIDTH][HALVES]) {
-  f32 each[WIDTH];
-  UNROLL for (int i = 0; i < WIDTH; i++) {
-#if HALVES == 4
-    each[i] = (v[i][0] + v[i][2]) + (v[i][1] + v[i][3]);
-#elif HALVES == 2
-    each[i] = v[i][0] + v[i][1];
-#else
-    each[i] = v[i][0];
-#endif
-  }
-  /* Lane i of what is added: of the first half of its key's lanes, in the first key or the second. */
-#define AT(I) ((I) % (WIDTH / 2) / size * 2 * size + (I) % (WIDTH / 2) % size + (I) / (WIDTH / 2) * WIDTH)
-#define AT4(I) AT(I), AT(I + 1), AT(I + 2), AT(I + 3)
-#if WIDTH == 16
-#define ALL AT4(0), AT4(4), AT4(8), AT4(12)
-#elif WIDTH == 8
-#define ALL AT4(0), AT4(4)
-#else
-#define ALL AT4(0)
-#endif
-  UNROLL for (int size = WIDTH / 2; size > 0; size /= 2) {
-    const i32 low = {ALL}, high = low + size;
-    UNROLL for (int i = 0; i < size; i++)
-      each[i] = __builtin_shuffle(each[2 * i], each[2 * i + 1], low) +
-                __builtin_shuffle(each[2 * i], each[2 * i + 1], high);
-  }
-  return each[0];
-#undef AT
-#undef AT4
-#undef ALL
-}
+#include "attention.c"
 
-/* Scores [from, to) of one of B queries to their powers, over their sum; zero for what it does not see. From those of
-   one query to those of all of them, key by key. */
-static void NAME(softmax)(const struct layer *l, const struct seen *its, float *scores, float *powers, int B,
-                          int64_t from, int64_t to) {
-  float *const mine = scores + (its->from - from), unseen = -INFINITY;
-  const int64_t count = its->to - its->from;
-  for (int64_t n = 0; n < count && l->softcap > 0; n += WIDTH) { /* softcap * tanh(score / softcap) */
-    const f32 power = NAME(exp)(NAME(part)(mine, n, count) * (2.f / l->softcap));
-    NAME(store)(mine, n, count, l->softcap - 2.f * l->softcap / (power + 1.f));
-  }
-  for (int64_t n = 0; n < count && its->mask; n++)
-    if (!its->mask[its->from + n]) mine[n] = unseen;
-  f32 larger = (f32){0} + mine[0];
-  int64_t whole = 0;
-  for (; whole + WIDTH <= count; whole += WIDTH) {
-    const f32 score = NAME(load)(mine + whole);
-    const i32 more = score > larger;
-    larger = (f32)(((i32)score & more) | ((i32)larger & ~more));
-  }
-  float most = larger[0];
-  for (int i = 1; i < WIDTH; i++) most = larger[i] > most ? larger[i] : most;
-  for (int64_t n = whole; n < count; n++) most = mine[n] > most ? mine[n] : most;
-  f32 sums[HALVES] = {{0}};
-  for (int64_t n = 0; n < count; n += LANES)
-    for (int h = 0; h < HALVES; h++) {
-      const int64_t at = n + h * WIDTH;
-      const f32 score = NAME(part)(mine, at, count);
-      f32 power = NAME(exp)(score - most);
-      power = (f32)((i32)power & (score != unseen)); /* what is no number stays none */
-      if (at + WIDTH > count)
-        for (int64_t i = 0; i < WIDTH; i++) power[i] = at + i < count ? power[i] : 0;
-      sums[h] += power;
-      NAME(store)(mine, at, count, power);
-    }
-  const float inverse = 1.f / NAME(sum)(sums);
-  for (int64_t n = from; n < to; n++)
-    powers[(n - from) * B] = n >= its->from && n < its->to ? scores[n - from] * inverse : 0;
-}
-
-/* B queries, 16 elements of each after another, over the keys [from, to) of one head, of which each sees its own.
-   Elements of a key lie together, those of the next one after a stride. */
-INLINE void NAME(queries)(const struct layer *l, const float *queries, const struct seen *seen, const char *keys,
-                          const char *values, int64_t key_stride, int64_t value_stride, int64_t from, int64_t to,
-                          float *scores, float *const *result, const int B, const int CHUNKS, const int CODED) {
-  const int64_t E = l->head_size, N = to - from;
-  float *powers = scores + B * N;
-  const int bytes = CODED ? 1 : l->type == NG_FLOAT32 ? 4 : 2;
-  keys += from * key_stride * bytes;
-  values += from * value_stride * bytes;
-  for (int64_t n = 0; n < N; n += WIDTH) {
-    const int64_t here = N - n < WIDTH ? N - n : WIDTH;
-    f32 parts[8][WIDTH][HALVES];
-    for (int64_t i = 0; i < here; i++) {
-      const char *key = keys + (n + i) * key_stride * bytes;
-      f32 sums[8 * HALVES];
-      UNROLL for (int j = 0; j < B * HALVES; j++) sums[j] = (f32){0};
-      for (int64_t e = 0; e < E; e += LANES)
-        UNROLL for (int h = 0; h < HALVES; h++) {
-          const f32 k = CODED ? NAME(decode)(key, e + h * WIDTH, E) : NAME(part_of)(key, e + h * WIDTH, E, l->type);
-          UNROLL for (int b = 0; b < B; b++) sums[b * HALVES + h] += k * NAME(load)(queries + e * B + b * LANES + h * WIDTH);
-        }
-      UNROLL for (int b = 0; b < B; b++)
-        UNROLL for (int h = 0; h < HALVES; h++) parts[b][i][h] = sums[b * HALVES + h];
-    }
-    for (int b = 0; b < B; b++) {
-      for (int64_t i = here; i < WIDTH; i++)
-        for (int h = 0; h < HALVES; h++) parts[b][i][h] = (f32){0};
-      NAME(store)(scores + b * N, n, N, NAME(sum_each)(parts[b]) * l->scaling);
-    }
-  }
-  for (int b = 0; b < B; b++) NAME(softmax)(l, seen + b, scores + b * N, powers + b, B, from, to);
-  for (int64_t e = 0; e < E; e += WIDTH * CHUNKS) {
-    f32 sums[16];
-    UNROLL for (int i = 0; i < B * CHUNKS; i++) sums[i] = (f32){0};
-    for (int64_t n = 0; n < N; n++) {
-      const char *value = values + n * value_stride * bytes;
-      UNROLL for (int c = 0; c < CHUNKS; c++) {
-        const f32 v = CODED ? NAME(decode)(value, e + c * WIDTH, E) : NAME(part_of)(value, e + c * WIDTH, E, l->type);
-        UNROLL for (int b = 0; b < B; b++) sums[b * CHUNKS + c] += v * powers[n * B + b];
-      }
-    }
-    UNROLL for (int b = 0; b < B; b++)
-      UNROLL for (int c = 0; c < CHUNKS; c++) NAME(store)(result[b], e + c * WIDTH, E, sums[b * CHUNKS + c]);
-  }
-}
-
-/* Attention of the tokens [first, last) of a block, which are of one sequence, with one head of keys. */
-static void NAME(attend)(const struct layer *l, const struct block *b, int64_t first, int64_t last, int64_t head,
-                         const struct seen *seen, const float *queries, const struct states *keys,
-                         const struct states *values, int64_t N, float *scores, float *result) {
-  const int64_t E = l->head_size, H = l->heads, group = H / l->kv_heads, row = (b->first + first) / b->tokens;
-  float *its = scores + 2 * MOST * N, *to_results[8];
-  struct seen its_seen[8];
-  const int bytes = l->is_coded ? 1 : l->type == NG_FLOAT32 ? 4 : 2;
-  const char *k = (const char *)keys->first + (row * keys->row + head * keys->head) * bytes;
-  const char *v = (const char *)values->first + (row * values->row + head * values->head) * bytes;
-  for (int64_t i = 0, B, all = (last - first) * group; i < all; i += B) {
-    int64_t from = N, to = 0;
-    B = all - i >= 8 && MOST == 8 ? 8 : all - i >= 4 ? 4 : all - i >= 2 ? 2 : 1;
-    for (int64_t j = 0; j < B; j++) {
-      const int64_t token = first + (i + j) / group, at = (token * H + head * group + (i + j) % group) * E;
-      for (int64_t e = 0; e < E; e += WIDTH) {
-        const f32 part = NAME(part)(queries + b->first * H * E + at, e, E);
-        memcpy(its + e / LANES * LANES * B + j * LANES + e % LANES, &part, sizeof part);
-      }
-      for (int64_t e = E; e % LANES; e++) its[e / LANES * LANES * B + j * LANES + e % LANES] = 0;
-      to_results[j] = result + at;
-      its_seen[j] = seen[token];
-      from = seen[token].from < from ? seen[token].from : from;
-      to = seen[token].to > to ? seen[token].to : to;
-    }
-#define QUERIES_OF(HOW_MANY, CHUNKS, CODED)                                                                     \
-  NAME(queries)(l, its, its_seen, k, v, keys->token, values->token, from, to, scores, to_results, HOW_MANY, CHUNKS, \
-                CODED)
-#define QUERIES(HOW_MANY, CHUNKS)                                                                               \
-  if (l->is_coded && E % (CHUNKS * WIDTH) == 0) QUERIES_OF(HOW_MANY, CHUNKS, 1);                                \
-  else if (l->is_coded) QUERIES_OF(HOW_MANY, 1, 1);                                                             \
-  else if (E % (CHUNKS * WIDTH) == 0) QUERIES_OF(HOW_MANY, CHUNKS, 0);                                          \
-  else QUERIES_OF(HOW_MANY, 1, 0)
-    if (B == 8) {
-#if WIDTH == 16
-      QUERIES(8, 2);
-#endif
-    } else if (B == 4) {
-      QUERIES(4, 2);
-    } else if (B == 2) {
-      QUERIES(2, 4);
-    } else {
-      QUERIES(1, 4);
-    }
-#undef QUERIES
-#undef QUERIES_OF
-  }
-}
 /* [count] of gate, and of up, to their product after the activation; from may be to. */
 static void NAME(activate)(const struct layer *l, float *to, const float *gate, const float *up, int64_t count) {
   for (int64_t i = 0; i < count; i += WIDTH) {
@@ -447,35 +281,33 @@ static struct seen NAME(seen_by)(int64_t N, int64_t token, int64_t tokens, const
   its.to = N;
   while (its.from < N && !mask[its.from]) its.from++;
   while (its.to > its.from && !mask[its.to - 1]) its.to--;
-  for (int64_t n = its.from; n < its.to; n++)
-    if (!mask[n]) its.mask = mask;
+  if (memchr(mask + its.from, 0, (size_t)(its.to - its.from))) its.mask = mask;
   return its;
 }
 
 static int NAME(finish_block)(const struct layer *l, int level, const struct block *b, const void *hidden,
                               const float *queries, const struct states *keys, const struct states *values, int64_t N,
-                              const uint8_t *mask, void *result, void *normed, void *memory) {
+                              int64_t position, const uint8_t *mask, void *result, void *normed, void *memory) {
   const int64_t D = l->hidden, Q = l->heads * l->head_size, I = l->intermediate, R = b->rows, T = b->tokens;
   const int64_t bytes = l->type == NG_FLOAT32 ? 4 : 2;
   const int is_one = !l->gate_up[1];
-  struct seen *keys_seen = (struct seen *)memory;
-  float *seen = (float *)(keys_seen + R), *x = seen + R * Q, *h = x + R * D, *wide = h + R * D;
-  float *scores = wide + R * 2 * I;
-  const int64_t room = MOST * (2 * N + l->head_size + LANES);
-  uint16_t *half = (uint16_t *)(scores + b->threads * room);
+  /* As large as a multiple of a cache line, what attention has much to do with. */
+  const int64_t room = NAME(attention_room)(l, T);
+  float *rooms = memory;
+  struct seen *keys_seen = (struct seen *)(rooms + b->threads * room);
+  float *seen = (float *)(keys_seen + (R + 7) / 8 * 8), *x = seen + R * Q, *h = x + R * D, *wide = h + R * D;
+  uint16_t *half = (uint16_t *)(wide + R * 2 * I);
   for (int64_t r = 0; r < R; r++)
     keys_seen[r] = NAME(seen_by)(N, (b->first + r) % T, T, mask ? mask + (b->first + r) * N : NULL);
-  /* So many tokens of a sequence together as fill the registers with their heads; one by one, as the late ones see
-     most. */
-  const int64_t V = l->kv_heads, size = T == 1 || V * MOST <= l->heads ? 1 : V * MOST / l->heads;
+  const int64_t V = l->kv_heads, size = NAME(task_tokens)(l, b); /* one by one, as the late ones see most */
 #pragma omp parallel for if (R * N > FEW_KEYS) schedule(dynamic) num_threads(b->threads)
   for (int64_t task = 0; task < (R + size - 1) / size * V; task++) {
     const int64_t first = task / V * size, last = first + size < R ? first + size : R;
     for (int64_t r = first, next; r < last; r = next) {
       next = r + T - (b->first + r) % T; /* where the next sequence begins */
       next = next < last ? next : last;
-      NAME(attend)(l, b, r, next, task % V, keys_seen, queries, keys, values, N,
-                   scores + omp_get_thread_num() * room, seen);
+      NAME(attend)(l, b, r, next, task % V, keys_seen, queries, keys, values, position,
+                   rooms + omp_get_thread_num() * room, seen);
     }
   }
   NAME(widen)(h, (const char *)hidden + b->first * D * bytes, R * D, l->type);
@@ -511,16 +343,18 @@ static int NAME(finish_block)(const struct layer *l, int level, const struct blo
 
 static int NAME(finish)(const struct layer *l, int level, const void *hidden, int64_t rows, int64_t tokens,
                         const float *queries, const struct states *keys, const struct states *values, int64_t N,
-                        const uint8_t *mask, void *result, void *normed, const struct low_rank *const *adapters,
-                        int threads) {
+                        int64_t position, const uint8_t *mask, void *result, void *normed,
+                        const struct low_rank *const *adapters, int threads) {
   const int64_t D = l->hidden, Q = l->heads * l->head_size, I = l->intermediate, all = rows * tokens;
   const int64_t most = all < BLOCK ? all : BLOCK, widest = Q > I ? (Q > D ? Q : D) : (I > D ? I : D);
-  const int64_t room = MOST * (2 * N + l->head_size + LANES), floats = most * (Q + 2 * D + 2 * I) + threads * room;
-  void *memory = malloc((size_t)floats * 4 + (size_t)most * (sizeof(struct seen) + (size_t)widest * 2));
+  const size_t floats = (size_t)(most * (Q + 2 * D + 2 * I) + threads * NAME(attention_room)(l, tokens));
+  const size_t bytes = floats * 4 + (size_t)(most + 7) * sizeof(struct seen) + (size_t)(most * widest) * 2;
+  void *memory = aligned_alloc(64, (bytes + 63) / 64 * 64);
   int failed = memory ? 0 : 1;
   for (int64_t first = 0; first < all && !failed; first += BLOCK) {
     const struct block b = {first, all - first < BLOCK ? all - first : BLOCK, tokens, threads, adapters, rows};
-    failed = NAME(finish_block)(l, level, &b, hidden, queries, keys, values, N, mask, result, normed, memory);
+    failed = NAME(finish_block)(l, level, &b, hidden, queries, keys, values, N, position, mask, result, normed,
+                                memory);
   }
   free(memory);
   return failed;

@@ -42,6 +42,13 @@ struct states {
   int64_t row, head, token;
 };
 
+/* Keys and values of one head of a sequence, from its key 0 on; bytes from one to the next. */
+struct head_states {
+  const char *keys, *values;
+  int64_t key_stride, value_stride;
+  int64_t position; /* of key 0 */
+};
+
 /* The keys [from, to) of its sequence that a token sees, or those of them that a mask names. */
 struct seen {
   int64_t from, to;
@@ -49,6 +56,8 @@ struct seen {
 };
 
 #define BLOCK 256     /* rows that go through a half together: their activations stay in a cache */
+#define KEY_BLOCK 128 /* positions whose keys attention takes together: in which order it sums hangs on it */
+#define TASK_QUERIES 128 /* that go over a block of keys together, where they are many */
 #define FEW 16        /* rows that are not worth a second thread but for products */
 #define FEW_KEYS 4096 /* nor are so many keys, of all rows */
 

@@ -269,6 +269,8 @@ class CompiledLayer:
         values_RVNE: torch.Tensor,
         mask_RTN: torch.Tensor | None,
         adapters: Adapters = None,
+        *,
+        position: int,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Hidden states [R, T, D] that leave the layer; without an MLP those that enter it, and their norm.
 
@@ -279,6 +281,8 @@ class CompiledLayer:
                 the last.
             mask_RTN: bool, the keys that each token sees, one at least; None for all up to its own.
             adapters: as in `project`.
+            position: of the first key in its sequence, at least 0: sums go by blocks of positions, so that a token gets
+                the same bits from a window that has dropped tokens, and from one that has not.
         """
         self._require_adapters(adapters, hidden_RTD.shape[0])
         hidden_RTD = hidden_RTD.contiguous()
@@ -293,6 +297,8 @@ class CompiledLayer:
             raise ValueError(
                 f"{list(queries.shape)} queries are no {num_tokens} of {num_keys} tokens"
             )
+        if position < 0:
+            raise ValueError(f"the first key is said to be at position {position}")
         if mask_RTN is not None:
             mask_RTN = mask_RTN.contiguous()
             if (
@@ -310,6 +316,7 @@ class CompiledLayer:
             ctypes.byref(_states(keys_RVNE)),
             ctypes.byref(_states(values_RVNE)),
             num_keys,
+            position,
             mask_RTN,
             result,
             normed,

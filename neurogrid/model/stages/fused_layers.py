@@ -261,10 +261,11 @@ class _Fused:
         queries, keys, values = compiled.project(
             hidden_RTD, cosines, sines, adapters, is_coded=getattr(states, "is_coded", False)
         )
+        _, position = states.get_mask_sizes(hidden_RTD.shape[1], self._layer_id)
         keys, values = states.update(keys, values, self._layer_id)
         mask_RTN = None if mask is None else mask[:, 0]
         result_RTD, normed_RTD = compiled.finish(
-            hidden_RTD, queries, keys, values, mask_RTN, adapters
+            hidden_RTD, queries, keys, values, mask_RTN, adapters, position=position
         )
         if normed_RTD is None:
             return result_RTD

@@ -9,6 +9,9 @@
 #include <stdio.h>
 
 #define TOKENS 21
+/* Of a longer prompt, whose keys go over the borders of several blocks; and where its first one is in its sequence. */
+#define MANY (2 * KEY_BLOCK + 44)
+#define POSITION (KEY_BLOCK - 28)
 
 static int level;
 static uint64_t state;
@@ -79,6 +82,7 @@ static void drop(const struct matrix *m) {
 struct shape {
   int heads, kv_heads, head_size, rotary, intermediate, window, is_one, has_norms;
   float softcap;
+  int has_holes;
 };
 
 /* Bytes from one key to the next. */
@@ -87,20 +91,26 @@ static int64_t key_bytes(const struct layer *l) {
   return l->is_coded ? E + (E + G - 1) / G * 2 : E * (l->type == NG_FLOAT32 ? 4 : 2);
 }
 
-/* What leaves the layer for tokens [first, first + count) of those whose keys and values are known up to there. */
+/* What leaves the layer for tokens [first, first + count) of `tokens`, whose keys and values are known up to there; of a
+   window those that it has dropped are not given. */
 static void *leave(const struct layer *l, const struct shape *s, const void *hidden, const float *queries,
-                   const void *keys, const void *values, int64_t first, int64_t count) {
-  const int64_t N = first + count, D = l->hidden, E = l->head_size, bytes = l->type == NG_FLOAT32 ? 4 : 2;
-  const int64_t each = l->is_coded ? key_bytes(l) : E;
-  const struct states k = {keys, 0, TOKENS * each, each}, v = {values, 0, TOKENS * each, each};
+                   const void *keys, const void *values, int64_t tokens, int64_t first, int64_t count, int threads) {
+  const int64_t dropped = s->window && first >= s->window ? first - s->window + 1 : 0, N = first + count - dropped;
+  const int64_t D = l->hidden, E = l->head_size, bytes = l->type == NG_FLOAT32 ? 4 : 2;
+  const int64_t each = l->is_coded ? key_bytes(l) : E, skipped = dropped * each * (l->is_coded ? 1 : bytes);
+  const struct states k = {(const char *)keys + skipped, 0, tokens * each, each};
+  const struct states v = {(const char *)values + skipped, 0, tokens * each, each};
   char *result = get(count * D * bytes), *normed = l->down ? NULL : get(count * D * bytes);
   uint8_t *mask = s->window ? get(count * N) : NULL;
   for (int64_t t = 0; t < count && mask; t++)
-    for (int64_t n = 0; n < N; n++) mask[t * N + n] = n <= first + t && n > first + t - s->window;
+    for (int64_t n = 0; n < N; n++) {
+      const int64_t behind = first + t - dropped - n; /* each third one of the keys before is not seen, of some shapes */
+      mask[t * N + n] = behind >= 0 && behind < s->window && !(s->has_holes && behind && (dropped + n) % 3 == 0);
+    }
   float *its = get(count * l->heads * E * 4);
   memcpy(its, queries + first * l->heads * E, (size_t)(count * l->heads * E) * 4);
-  if (ng_finish_layer(l, level, (const char *)hidden + first * D * bytes, 1, count, its, &k, &v, N, mask, result,
-                        normed, NULL, 2))
+  if (ng_finish_layer(l, level, (const char *)hidden + first * D * bytes, 1, count, its, &k, &v, N, POSITION + dropped, mask,
+                      result, normed, NULL, threads))
     abort();
   if (normed) { /* both, for the hash */
     result = realloc(result, (size_t)(2 * count * D * bytes));
@@ -112,7 +122,8 @@ static void *leave(const struct layer *l, const struct shape *s, const void *hid
   return result;
 }
 
-static void check(const struct shape *s, int kind, int type, int is_coded, const char *name) {
+/* The whole prompt, its tokens alone or, of a long one, in pieces of 1, 2, 7, 64 and the rest, and what is behind them. */
+static void check(const struct shape *s, int kind, int type, int is_coded, int64_t tokens, const char *name) {
   const int64_t D = 40, E = s->head_size, Q = s->heads * E, K = s->kv_heads * E, I = s->intermediate;
   const int64_t bytes = type == NG_FLOAT32 ? 4 : 2, sizes[] = {D, E, E, D, D, D};
   struct layer l = {.output = draw_matrix(D, Q, kind), .hidden = D, .heads = s->heads, .kv_heads = s->kv_heads,
@@ -132,36 +143,39 @@ static void check(const struct shape *s, int kind, int type, int is_coded, const
       l.norm_sizes[i] = sizes[i];
       l.eps[i] = 1e-6f;
     }
-  char *hidden = draw_typed(TOKENS * D, type), *cosines = draw_typed(TOKENS * s->rotary, type);
+  char *hidden = draw_typed(tokens * D, type), *cosines = draw_typed(tokens * s->rotary, type);
   const int64_t one = key_bytes(&l), of_token = s->kv_heads * one;
-  char *sines = draw_typed(TOKENS * s->rotary, type), *keys = get(TOKENS * of_token), *values = get(TOKENS * of_token);
-  float *queries = get(TOKENS * Q * 4), *query = get(Q * 4);
+  char *sines = draw_typed(tokens * s->rotary, type), *keys = get(tokens * of_token), *values = get(tokens * of_token);
+  float *queries = get(tokens * Q * 4), *query = get(Q * 4);
   char *key = get(of_token), *value = get(of_token);
-  if (ng_project_layer(&l, level, hidden, 1, TOKENS, cosines, sines, 1, queries, keys, values, NULL, 2)) abort();
-  char *all = leave(&l, s, hidden, queries, keys, values, 0, TOKENS);
-  for (int64_t t = 0; t < TOKENS; t++) {
+  if (ng_project_layer(&l, level, hidden, 1, tokens, cosines, sines, 1, queries, keys, values, NULL, 2)) abort();
+  char *all = leave(&l, s, hidden, queries, keys, values, tokens, 0, tokens, 2);
+  static const int64_t sizes_of_pieces[] = {1, 2, 7, 64, MANY};
+  for (int64_t t = 0, size, i = 0; t < tokens; t += size, i++) {
     const int64_t angle = t * s->rotary * bytes;
+    size = tokens == TOKENS ? 1 : sizes_of_pieces[i] < tokens - t ? sizes_of_pieces[i] : tokens - t;
     if (ng_project_layer(&l, level, hidden + t * D * bytes, 1, 1, cosines + angle, sines + angle, 1, query, key,
                            value, NULL, 1))
       abort();
     int same = !memcmp(query, queries + t * Q, (size_t)Q * 4);
     for (int64_t v = 0; v < s->kv_heads; v++)
-      same &= !memcmp(key + v * one, keys + (v * TOKENS + t) * one, (size_t)one) &&
-              !memcmp(value + v * one, values + (v * TOKENS + t) * one, (size_t)one);
-    char *alone = leave(&l, s, hidden, queries, keys, values, t, 1);
-    if (!same || memcmp(alone, all + t * D * bytes, (size_t)(D * bytes))) {
+      same &= !memcmp(key + v * one, keys + (v * tokens + t) * one, (size_t)one) &&
+              !memcmp(value + v * one, values + (v * tokens + t) * one, (size_t)one);
+    char *alone = leave(&l, s, hidden, queries, keys, values, tokens, t, size, 1);
+    if (!same || memcmp(alone, all + t * D * bytes, (size_t)(size * D * bytes))) {
       fprintf(stderr, "level %d, %s: token %d is not what it is alone\n", level, name, (int)t);
       exit(1);
     }
     free(alone);
   }
-  char *later = leave(&l, s, hidden, queries, keys, values, 5, TOKENS - 5);
-  if (memcmp(later, all + 5 * D * bytes, (size_t)((TOKENS - 5) * D * bytes))) {
+  const int64_t rest = tokens == TOKENS ? 5 : tokens - 40;
+  char *later = leave(&l, s, hidden, queries, keys, values, tokens, rest, tokens - rest, 2);
+  if (memcmp(later, all + rest * D * bytes, (size_t)((tokens - rest) * D * bytes))) {
     fprintf(stderr, "level %d, %s: a piece of a prompt is not what it is in the whole\n", level, name);
     exit(1);
   }
   uint64_t hash = 0xcbf29ce484222325u;
-  for (int64_t i = 0; i < TOKENS * D * bytes * (I ? 1 : 2); i++) hash = (hash ^ (uint8_t)all[i]) * 0x100000001b3u;
+  for (int64_t i = 0; i < tokens * D * bytes * (I ? 1 : 2); i++) hash = (hash ^ (uint8_t)all[i]) * 0x100000001b3u;
   printf("%s: %016llx\n", name, (unsigned long long)hash);
   void *mine[] = {hidden, cosines, sines, keys, values, queries, query, key, value, all, later};
   for (size_t i = 0; i < sizeof mine / sizeof *mine; i++) free(mine[i]);
@@ -177,6 +191,10 @@ int main(int count, char **arguments) {
       {4, 2, 16, 16, 48, 0, 0, 0, 0}, {4, 1, 24, 8, 40, 0, 1, 0, 0},  {3, 3, 64, 64, 33, 0, 0, 1, 0},
       {8, 1, 32, 32, 64, 5, 1, 1, 2}, {2, 2, 7, 6, 0, 3, 0, 0, 0.5f}, {12, 2, 16, 0, 0, 0, 1, 1, 0},
       {5, 1, 128, 128, 50, 0, 0, 1, 30},
+  };
+  static const struct shape many[] = {
+      {4, 2, 64, 16, 16, 0, 0, 0, 0}, {3, 3, 24, 8, 0, 0, 1, 0, 5},
+      {2, 1, 16, 16, 0, 50, 0, 1, 0}, {8, 1, 20, 8, 0, KEY_BLOCK + 9, 1, 1, 2, 1},
   };
   static const int kinds[] = {NG_BF16, NG_CODES8, NG_CODES8_INT8};
   level = count == 2 ? atoi(arguments[1]) : 0;
@@ -195,7 +213,15 @@ int main(int count, char **arguments) {
           char name[48];
           state = 0x9e3779b97f4a7c15u + (uint64_t)kinds[kind]; /* the same on every level */
           snprintf(name, sizeof name, "shape %d, kind %d, type %d%s", (int)i, kinds[kind], type, is_coded ? ", coded" : "");
-          check(shapes + i, kinds[kind], type, is_coded, name);
+          check(shapes + i, kinds[kind], type, is_coded, TOKENS, name);
         }
+  for (int is_coded = 0; is_coded < 2; is_coded++)
+    for (int type = NG_FLOAT32; type <= NG_BFLOAT16; type++)
+      for (size_t i = 0; i < sizeof many / sizeof *many; i++) {
+        char name[48];
+        state = 0x9e3779b97f4a7c15u;
+        snprintf(name, sizeof name, "many tokens, shape %d, type %d%s", (int)i, type, is_coded ? ", coded" : "");
+        check(many + i, NG_BF16, type, is_coded, MANY, name);
+      }
   return 0;
 }
