@@ -215,6 +215,25 @@ def test_a_token_gets_the_same_bits_in_every_piece_of_a_prompt(
     assert torch.equal(run(stage, stage.new_cache(), hidden, sizes), whole)
 
 
+@pytest.mark.parametrize("name", ["mistral, a window", "gemma2, capped"])
+def test_a_full_window_gets_the_same_bits_in_company(name: str) -> None:
+    """There it is a ring, and alone it is not."""
+    stage = Twins(config_of(*PLAIN[name]), torch.float32).compiled
+    lengths = (30, 9, 21)
+    alone, together = ([stage.new_cache() for _ in lengths] for _ in range(2))
+    for caches in (alone, together):
+        for number, length in enumerate(lengths):
+            run(stage, caches[number], some_hidden(length, seed=number), [length])
+    for step in range(15):
+        tokens = [some_hidden(1, seed=100 * step + number) for number in range(len(lengths))]
+        rows = [
+            Row(token, cache.length, cache) for token, cache in zip(tokens, together, strict=True)
+        ]
+        results = stage.forward_rows(rows, start=0, stop=NUM_LAYERS)
+        for token, cache, result in zip(tokens, alone, results, strict=True):
+            assert torch.equal(run(stage, cache, token, [1]), result)
+
+
 @settings(max_examples=6, deadline=None)
 @given(lengths=st.lists(st.integers(1, 30), min_size=2, max_size=9), threads=st.integers(1, 2))
 def test_a_session_gets_the_same_bits_in_company(

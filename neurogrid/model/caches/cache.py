@@ -449,6 +449,11 @@ class StageCache(DynamicCache):
         kept = min(self._length, window - 1)
         return kept + query_length, max(self._length - window + 1, 0)
 
+    def first_keys(self, layer_idx: int) -> list[tuple[int, int]]:
+        """The position of the first token whose keys `update` gives, and its place among them."""
+        window = self._windows[layer_idx]
+        return [(max(self._length - window + 1, 0) if window else 0, 0)]
+
     def has_previous_state(self, layer_idx: int | None = None, *args: Any, **kwargs: Any) -> bool:
         # What else can be asked differs between versions; it is about a layer that runs.
         if layer_idx is None:

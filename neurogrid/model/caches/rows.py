@@ -172,6 +172,14 @@ class RowPool(DynamicCache):
     def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
         return self._num_places(layer_idx), 0
 
+    def first_keys(self, layer_idx: int) -> list[tuple[int, int]]:
+        """Of each row the position of the first token whose keys `update` gives, and its place among them."""
+        window = self._windows[layer_idx]
+        if not window:
+            return [(0, 0)] * len(self._lengths)
+        positions = [max(length - window + 1, 0) for length in self._lengths]
+        return [(position, position % window) for position in positions]
+
     def has_previous_state(self, layer_idx: int | None = None, *args: Any, **kwargs: Any) -> bool:
         if layer_idx is None:
             return True

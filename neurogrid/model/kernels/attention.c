@@ -1,16 +1,15 @@
 /* Attention of a layer: softmax(queries keys) values. Part of layer.c, compiled once for each level.
 
 A query gets the bits that it gets alone, whichever others are there, on every level. So there is one order of sums, and
-it depends on positions alone. A score is 16 sums of every 16th element, which are added in pairs (`sum`). Keys are taken
+it hangs on positions alone. A score is 16 sums of every 16th element, which are added in pairs (`sum`). Keys are taken
 by blocks of KEY_BLOCK positions. Of a block a query takes the largest score so far from all; its sum of powers has 16
-lanes, by position; a value is added after the other. Where a later block has a larger score, what was summed until then
-is scaled to it. A block of which a query sees nothing changes nothing, and no key that it does not see is multiplied
-with anything of its own.
+lanes, by position; one value is added after the other. Where a later block has a larger score, what was summed until
+then is scaled to it. A block of which a query sees nothing changes nothing, and of what no query sees nothing is read.
 
-Two ways make these sums. Few queries (`queries`) meet a key as its elements lie, 16 lanes of it at a time: a token that is
-decoded reads keys and values once, and does little besides. Many of them (`attend_many`) are lanes themselves, TILE of
+Two ways make these sums. Few queries (`queries`) meet a key as its elements lie, 16 of them at a time: a token that is
+decoded reads keys and values once, and does little besides. Many of them (`attend_tiles`) are lanes themselves, TILE of
 them beside each other; a block of keys and values stays in a cache for all tiles of a task, codes are decoded once for
-all, and a number that was loaded goes into 8 sums or more. Their memory is that of a block, however many keys there are. */
+all, and a number that was loaded goes into several sums. They need memory for a block, however many keys there are.  */
 
 /* The larger one; b where a is no number. */
 INLINE f32 NAME(max)(f32 a, f32 b) {
@@ -28,10 +27,10 @@ INLINE f32 NAME(exp_below)(f32 x) { return NAME(power)(NAME(max)((f32){0} - 87.f
 
 #undef TILE
 #undef MOST
-#define TILE (2 * WIDTH)               /* queries that are lanes beside each other */
-#define MOST (WIDTH == 16 ? 8 : 4)     /* of few queries, those that a key meets together: their sums fill the registers */
-#define ROW (KEY_BLOCK + LANES)        /* scores of one of few queries */
-#define NG_CODED 3                     /* a type of keys and values, beside those of numbers */
+#define TILE (2 * WIDTH)           /* queries that are lanes beside each other */
+#define MOST (WIDTH == 16 ? 8 : 4) /* of few queries, those that a key meets together: their sums fill the registers */
+#define ROW (KEY_BLOCK + LANES)    /* scores of one of few queries */
+#define NG_CODED 3                 /* a type of keys and values, beside those of numbers */
 
 /* Lane I of what is added: of the first half of its key's lanes, in the first key or the second. */
 #define AT(I) ((I) % (WIDTH / 2) / size * 2 * size + (I) % (WIDTH / 2) % size + (I) / (WIDTH / 2) * WIDTH)
@@ -121,8 +120,8 @@ static void NAME(add_values_of_one)(float *result, const float *powers, int64_t 
     NAME(add_values)(&result, powers, next_key, 0, values, stride, e, E, count, 1, 1, type, 0);
 }
 
-/* The same of B queries, each of which sees the keys [from, to) of a block: those that all see are read once for all. The
-   values are those of the block, from its key 0 on. */
+/* The same of B queries, each of which sees the keys [from, to) of a block: those that all see are read once for all.
+   The values are those of the block, from its first one on. */
 INLINE void NAME(add_block)(float *const *results, const float *powers, int64_t next_key, int64_t next_query,
                             const char *values, int64_t stride, int64_t E, const int32_t *from, const int32_t *to,
                             const int B, const int CHUNKS, const int type) {
@@ -158,18 +157,23 @@ static void NAME(scale)(float *row, int64_t size, float by) {
 
 /* ---------------------------------------------------------------------------------------------- few queries */
 
+/* The place of key n, counted from the earliest on. */
+INLINE int64_t NAME(place)(const struct head_states *its, int64_t n) {
+  const int64_t place = its->first.place + n;
+  return place < its->N ? place : place - its->N;
+}
+
 /* Scores of a block to their powers, for one query that sees those [from, to) of them; its largest score and its sums
-   until then go on. What these are to be scaled by.
-   Args: mask of the block's keys, from its key 0 on, or none. */
-static float NAME(soften)(const struct layer *l, const uint8_t *mask, float *scores, int64_t from, int64_t to,
-                          float *largest, f32 *sums) {
+   until then go on. What these are to be scaled by. The block begins at key `start`. */
+static float NAME(soften)(const struct layer *l, const struct head_states *its, const uint8_t *mask, float *scores,
+                          int64_t start, int64_t from, int64_t to, float *largest, f32 *sums) {
   const float unseen = -INFINITY, before = *largest;
   const int64_t first = from / LANES * LANES, last = (to + LANES - 1) / LANES * LANES;
   if (from >= to) return 1;
   for (int64_t n = from; n < to && l->softcap > 0; n += WIDTH)
     NAME(store)(scores, n, to, NAME(capped)(NAME(part)(scores, n, to), l->softcap));
   for (int64_t n = from; n < to && mask; n++)
-    if (!mask[n]) scores[n] = unseen;
+    if (!mask[NAME(place)(its, start + n)]) scores[n] = unseen;
   for (int64_t n = first; n < from; n++) scores[n] = unseen;
   for (int64_t n = to; n < last; n++) scores[n] = unseen;
   f32 most = (f32){0} + before;
@@ -195,7 +199,8 @@ static float NAME(soften)(const struct layer *l, const uint8_t *mask, float *sco
   return by;
 }
 
-/* Scores of B queries, 16 elements of each after another, with `count` keys; those of a query ROW after the last one's. */
+/* Scores of B queries, 16 elements of each after another, with `count` keys; those of a query ROW behind the last
+   one's. */
 INLINE void NAME(score_few)(const float *queries, const char *keys, int64_t stride, int64_t E, int64_t count,
                             float scaling, float *scores, const int B, const int type, const int is_whole) {
   for (int64_t n = 0; n < count; n += WIDTH) {
@@ -235,24 +240,40 @@ INLINE void NAME(queries)(const struct layer *l, const float *queries, const str
     memset(results[b], 0, (size_t)E * 4);
   }
   for (int64_t n = from, next; n < to; n = next) {
-    const int64_t start = n - (its->position + n) % KEY_BLOCK; /* where the block begins, or would */
+    const int64_t start = n - (its->first.position + n) % KEY_BLOCK; /* where the block begins, or would */
     next = start + KEY_BLOCK < to ? start + KEY_BLOCK : to;
-#define SCORE(IS_WHOLE)                                                                                      \
-  NAME(score_few)(queries, its->keys + n * its->key_stride, its->key_stride, E, next - n, l->scaling,          \
-                  scores + (n - start), B, type, IS_WHOLE)
-    if (E % LANES == 0) SCORE(1);
-    else SCORE(0);
+    /* Those whose places lie one behind the other: all, or, of a ring, up to its last place, and the rest. */
+    int64_t ends[2] = {next, next}, at = n;
+    if (NAME(place)(its, n) + next - n > its->N) ends[0] = n + its->N - NAME(place)(its, n);
+    for (int part = 0; part < 2; at = ends[part++]) {
+#define SCORE(IS_WHOLE)                                                                                                \
+  NAME(score_few)(queries, its->keys + NAME(place)(its, at) * its->key_stride, its->key_stride, E, ends[part] - at,    \
+                  l->scaling, scores + (at - start), B, type, IS_WHOLE)
+      if (E % LANES == 0) SCORE(1);
+      else SCORE(0);
 #undef SCORE
+    }
     for (int b = 0; b < B; b++) {
       firsts[b] = (int32_t)((seen[b].from > n ? seen[b].from < next ? seen[b].from : next : n) - start);
       lasts[b] = (int32_t)((seen[b].to < next ? seen[b].to > n ? seen[b].to : n : next) - start);
       if (lasts[b] < firsts[b]) lasts[b] = firsts[b];
-      const float by = NAME(soften)(l, seen[b].mask ? seen[b].mask + start : NULL, scores + b * ROW, firsts[b], lasts[b],
-                                    largest + b, sums[b]);
+      const float by = NAME(soften)(l, its, seen[b].mask, scores + b * ROW, start, firsts[b], lasts[b], largest + b,
+                                    sums[b]);
       if (by != 1) NAME(scale)(results[b], E, by);
     }
-    NAME(add_block)(results, scores, 1, ROW, its->values + start * its->value_stride, its->value_stride, E, firsts, lasts,
-                    B, CHUNKS, type);
+    at = n;
+    for (int part = 0; part < 2; at = ends[part++]) {
+      int32_t from_here[8], to_here[8];
+      for (int b = 0; b < B; b++) {
+        from_here[b] = (int32_t)(firsts[b] > at - start ? firsts[b] : at - start);
+        to_here[b] = (int32_t)(lasts[b] < ends[part] - start ? lasts[b] : ends[part] - start);
+        if (to_here[b] < from_here[b]) to_here[b] = from_here[b];
+      }
+      if (at < ends[part])
+        NAME(add_block)(results, scores, 1, ROW,
+                        its->values + (NAME(place)(its, at) - (at - start)) * its->value_stride, its->value_stride, E,
+                        from_here, to_here, B, CHUNKS, type);
+    }
   }
   for (int b = 0; b < B; b++) {
     sum = NAME(sum)(sums[b]);
@@ -286,8 +307,8 @@ INLINE void NAME(score_lane)(const float *queries, const float *keys, int64_t st
   }
 }
 
-/* Scores of a tile with K keys; E elements, a multiple of 16. Every 16th of them is one sum; those are added in pairs as
-   soon as there are two. */
+/* Scores of a tile with K keys; E elements, a multiple of 16. Every 16th of them is one sum; those are added in pairs
+   as soon as there are two. */
 INLINE void NAME(score_keys)(const float *queries, const float *keys, int64_t stride, int64_t E, float scaling,
                              float *scores, const int K) {
   f32 pairs[4][8], sums[8];
@@ -318,8 +339,8 @@ static void NAME(score_many)(const float *queries, const float *keys, int64_t st
 }
 
 /* Scores of a block, of its keys [from, to), to their powers, as `soften` does for each query. */
-static void NAME(soften_tile)(const struct layer *l, struct NAME(tile) *tile, float *scores, int64_t start, int64_t from,
-                              int64_t to) {
+static void NAME(soften_tile)(const struct layer *l, struct NAME(tile) *tile, float *scores, int64_t start,
+                              int64_t from, int64_t to) {
   const float unseen = -INFINITY;
   int is_cut = 0;
   for (int q = 0; q < TILE; q++) {
@@ -397,18 +418,20 @@ INLINE int64_t NAME(tiles_room)(int64_t E) { return TASK_QUERIES * E + KEY_BLOCK
 static void NAME(attend_tiles)(const struct layer *l, struct NAME(tile) *tiles, int64_t count,
                                const struct head_states *its, int type, float *room) {
   const int64_t size = l->head_size, E = (size + LANES - 1) / LANES * LANES;
-  float *scores = room + TASK_QUERIES * E, *keys_room = scores + KEY_BLOCK * TILE, *values_room = keys_room + KEY_BLOCK * E;
+  float *scores = room + TASK_QUERIES * E, *keys_room = scores + KEY_BLOCK * TILE;
+  float *values_room = keys_room + KEY_BLOCK * E;
   int64_t from = tiles[0].from, to = tiles[0].to;
   for (int64_t t = 1; t < count; t++) {
     from = tiles[t].from < from ? tiles[t].from : from;
     to = tiles[t].to > to ? tiles[t].to : to;
   }
   for (int64_t n = from, next; n < to; n = next) {
-    const int64_t start = n - (its->position + n) % KEY_BLOCK;
+    const int64_t start = n - (its->first.position + n) % KEY_BLOCK;
     int64_t key_next, value_next;
     next = start + KEY_BLOCK < to ? start + KEY_BLOCK : to;
     const float *keys = NAME(opened)(its->keys, its->key_stride, n, next, size, E, type, keys_room, &key_next);
-    const float *values = NAME(opened)(its->values, its->value_stride, n, next, size, E, type, values_room, &value_next);
+    const float *values = NAME(opened)(its->values, its->value_stride, n, next, size, E, type, values_room,
+                                       &value_next);
     for (int64_t t = 0; t < count; t++) {
       struct NAME(tile) *tile = tiles + t;
       const int64_t first = tile->from > n ? tile->from : n, last = tile->to < next ? tile->to : next;
@@ -443,19 +466,21 @@ static void NAME(attend_tiles)(const struct layer *l, struct NAME(tile) *tiles, 
    `attention_room`. */
 static void NAME(attend)(const struct layer *l, const struct block *b, int64_t first, int64_t last, int64_t head,
                          const struct seen *seen, const float *queries, const struct states *keys,
-                         const struct states *values, int64_t position, float *room, float *result) {
+                         const struct states *values, int64_t N, const struct first_key *firsts, float *room,
+                         float *result) {
   const int64_t E = l->head_size, H = l->heads, group = H / l->kv_heads, row = (b->first + first) / b->tokens;
   const int64_t all = (last - first) * group, padded = (E + LANES - 1) / LANES * LANES;
   const int type = l->is_coded ? NG_CODED : l->type, bytes = l->is_coded ? 1 : l->type == NG_FLOAT32 ? 4 : 2;
   const struct head_states its = {
       (const char *)keys->first + (row * keys->row + head * keys->head) * bytes,
       (const char *)values->first + (row * values->row + head * values->head) * bytes,
-      keys->token * bytes, values->token * bytes, position};
+      keys->token * bytes, values->token * bytes, N, firsts[row]};
+  const int is_many = all > WIDTH && !its.first.place; /* of a ring there is one token */
   queries += b->first * H * E;
   /* Query i of them: token first + i / group, head i % group of those that have this one of keys. */
 #define TOKEN(I) (first + (I) / group)
 #define PLACE(I) ((TOKEN(I) * H + head * group + (I) % group) * E)
-  for (int64_t i = 0; i < all && all > WIDTH; i += TASK_QUERIES) {
+  for (int64_t i = 0; i < all && is_many; i += TASK_QUERIES) {
     struct NAME(tile) tiles[TASK_QUERIES / TILE];
     int64_t t = 0;
     for (int64_t at = i; at < all && at < i + TASK_QUERIES; at += TILE, t++) {
@@ -480,7 +505,7 @@ static void NAME(attend)(const struct layer *l, const struct block *b, int64_t f
     }
     NAME(attend_tiles)(l, tiles, t, &its, type, room);
   }
-  for (int64_t i = all > WIDTH ? all : 0, B; i < all; i += B) {
+  for (int64_t i = is_many ? all : 0, B; i < all; i += B) {
     float *scores = room + MOST * padded, *results[8];
     struct seen its_seen[8];
     int64_t from = INT64_MAX, to = 0;

@@ -109,7 +109,7 @@ class Library:
         )
         self._finish = loaded.ng_finish_layer
         self._finish.argtypes = (
-            *(pointer, integer, pointer, size, size, pointer, pointer, pointer, size, size),
+            *(pointer, integer, pointer, size, size, pointer, pointer, pointer, size, pointer),
             *(pointer, pointer, pointer, pointer, integer),
         )
 
@@ -175,7 +175,7 @@ class Library:
         keys: Any,
         values: Any,
         num_keys: int,
-        position: int,
+        first_keys: Any,
         mask: torch.Tensor | None,
         result: torch.Tensor,
         normed: torch.Tensor | None,
@@ -192,7 +192,7 @@ class Library:
             keys,
             values,
             num_keys,
-            position,
+            first_keys,
             None if mask is None else mask.data_ptr(),
             result.data_ptr(),
             None if normed is None else normed.data_ptr(),

@@ -275,10 +275,14 @@ static int NAME(project)(const struct layer *l, int level, const void *hidden, i
 }
 
 /* The keys that a token sees: those of its mask, or all up to its own. */
-static struct seen NAME(seen_by)(int64_t N, int64_t token, int64_t tokens, const uint8_t *mask) {
+static struct seen NAME(seen_by)(int64_t N, int64_t token, int64_t tokens, const uint8_t *mask, int64_t place) {
   struct seen its = {0, N - (tokens - 1 - token), NULL};
   if (!mask) return its;
   its.to = N;
+  if (place) { /* a ring: those ends are not the mask's */
+    if (memchr(mask, 0, (size_t)N)) its.mask = mask;
+    return its;
+  }
   while (its.from < N && !mask[its.from]) its.from++;
   while (its.to > its.from && !mask[its.to - 1]) its.to--;
   if (memchr(mask + its.from, 0, (size_t)(its.to - its.from))) its.mask = mask;
@@ -287,7 +291,8 @@ static struct seen NAME(seen_by)(int64_t N, int64_t token, int64_t tokens, const
 
 static int NAME(finish_block)(const struct layer *l, int level, const struct block *b, const void *hidden,
                               const float *queries, const struct states *keys, const struct states *values, int64_t N,
-                              int64_t position, const uint8_t *mask, void *result, void *normed, void *memory) {
+                              const struct first_key *firsts, const uint8_t *mask, void *result, void *normed,
+                              void *memory) {
   const int64_t D = l->hidden, Q = l->heads * l->head_size, I = l->intermediate, R = b->rows, T = b->tokens;
   const int64_t bytes = l->type == NG_FLOAT32 ? 4 : 2;
   const int is_one = !l->gate_up[1];
@@ -298,7 +303,8 @@ static int NAME(finish_block)(const struct layer *l, int level, const struct blo
   float *seen = (float *)(keys_seen + (R + 7) / 8 * 8), *x = seen + R * Q, *h = x + R * D, *wide = h + R * D;
   uint16_t *half = (uint16_t *)(wide + R * 2 * I);
   for (int64_t r = 0; r < R; r++)
-    keys_seen[r] = NAME(seen_by)(N, (b->first + r) % T, T, mask ? mask + (b->first + r) * N : NULL);
+    keys_seen[r] = NAME(seen_by)(N, (b->first + r) % T, T, mask ? mask + (b->first + r) * N : NULL,
+                                 firsts[(b->first + r) / T].place);
   const int64_t V = l->kv_heads, size = NAME(task_tokens)(l, b); /* one by one, as the late ones see most */
 #pragma omp parallel for if (R * N > FEW_KEYS) schedule(dynamic) num_threads(b->threads)
   for (int64_t task = 0; task < (R + size - 1) / size * V; task++) {
@@ -306,7 +312,7 @@ static int NAME(finish_block)(const struct layer *l, int level, const struct blo
     for (int64_t r = first, next; r < last; r = next) {
       next = r + T - (b->first + r) % T; /* where the next sequence begins */
       next = next < last ? next : last;
-      NAME(attend)(l, b, r, next, task % V, keys_seen, queries, keys, values, position,
+      NAME(attend)(l, b, r, next, task % V, keys_seen, queries, keys, values, N, firsts,
                    rooms + omp_get_thread_num() * room, seen);
     }
   }
@@ -343,7 +349,7 @@ static int NAME(finish_block)(const struct layer *l, int level, const struct blo
 
 static int NAME(finish)(const struct layer *l, int level, const void *hidden, int64_t rows, int64_t tokens,
                         const float *queries, const struct states *keys, const struct states *values, int64_t N,
-                        int64_t position, const uint8_t *mask, void *result, void *normed,
+                        const struct first_key *firsts, const uint8_t *mask, void *result, void *normed,
                         const struct low_rank *const *adapters, int threads) {
   const int64_t D = l->hidden, Q = l->heads * l->head_size, I = l->intermediate, all = rows * tokens;
   const int64_t most = all < BLOCK ? all : BLOCK, widest = Q > I ? (Q > D ? Q : D) : (I > D ? I : D);
@@ -353,7 +359,7 @@ static int NAME(finish)(const struct layer *l, int level, const void *hidden, in
   int failed = memory ? 0 : 1;
   for (int64_t first = 0; first < all && !failed; first += BLOCK) {
     const struct block b = {first, all - first < BLOCK ? all - first : BLOCK, tokens, threads, adapters, rows};
-    failed = NAME(finish_block)(l, level, &b, hidden, queries, keys, values, N, position, mask, result, normed,
+    failed = NAME(finish_block)(l, level, &b, hidden, queries, keys, values, N, firsts, mask, result, normed,
                                 memory);
   }
   free(memory);

@@ -42,17 +42,23 @@ struct states {
   int64_t row, head, token;
 };
 
-/* Keys and values of one head of a sequence, from its key 0 on; bytes from one to the next. */
-struct head_states {
-  const char *keys, *values;
-  int64_t key_stride, value_stride;
-  int64_t position; /* of key 0 */
+/* The earliest key of a sequence: its position, and its place among the keys. Behind it are the next ones, and behind the
+   last place the first: a window that is written over is a ring. */
+struct first_key {
+  int64_t position, place;
 };
 
-/* The keys [from, to) of its sequence that a token sees, or those of them that a mask names. */
+/* Keys and values of one head of a sequence, N of them by places; bytes from one place to the next. */
+struct head_states {
+  const char *keys, *values;
+  int64_t key_stride, value_stride, N;
+  struct first_key first;
+};
+
+/* The keys [from, to) of its sequence that a token sees, from the earliest on, or those of them that a mask names. */
 struct seen {
   int64_t from, to;
-  const uint8_t *mask; /* from key 0 on, or none */
+  const uint8_t *mask; /* by places, or none */
 };
 
 #define BLOCK 256     /* rows that go through a half together: their activations stay in a cache */

@@ -270,7 +270,7 @@ class CompiledLayer:
         mask_RTN: torch.Tensor | None,
         adapters: Adapters = None,
         *,
-        position: int,
+        first_keys: Sequence[tuple[int, int]],
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Hidden states [R, T, D] that leave the layer; without an MLP those that enter it, and their norm.
 
@@ -281,8 +281,9 @@ class CompiledLayer:
                 the last.
             mask_RTN: bool, the keys that each token sees, one at least; None for all up to its own.
             adapters: as in `project`.
-            position: of the first key in its sequence, at least 0: sums go by blocks of positions, so that a token gets
-                the same bits from a window that has dropped tokens, and from one that has not.
+            first_keys: of each row the position of its earliest key, and the place of that, from which on the others
+                lie, and behind the last place the first. Sums go by blocks of positions: so a token gets the same bits
+                from a window that has dropped tokens, or that is a ring, as from one with all of them.
         """
         self._require_adapters(adapters, hidden_RTD.shape[0])
         hidden_RTD = hidden_RTD.contiguous()
@@ -297,8 +298,11 @@ class CompiledLayer:
             raise ValueError(
                 f"{list(queries.shape)} queries are no {num_tokens} of {num_keys} tokens"
             )
-        if position < 0:
-            raise ValueError(f"the first key is said to be at position {position}")
+        if len(first_keys) != num_rows or not all(
+            position >= 0 and 0 <= place < num_keys and (num_tokens == 1 or not place)
+            for position, place in first_keys
+        ):
+            raise ValueError(f"{num_rows} first keys among {num_keys} are due, got {first_keys}")
         if mask_RTN is not None:
             mask_RTN = mask_RTN.contiguous()
             if (
@@ -316,7 +320,7 @@ class CompiledLayer:
             ctypes.byref(_states(keys_RVNE)),
             ctypes.byref(_states(values_RVNE)),
             num_keys,
-            position,
+            (ctypes.c_int64 * (2 * num_rows))(*(n for first in first_keys for n in first)),
             mask_RTN,
             result,
             normed,

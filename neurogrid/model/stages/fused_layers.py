@@ -242,6 +242,7 @@ class _Fused:
         mask = _seen(kwargs.get("attention_mask"))
         if (
             states is None
+            or not hasattr(states, "first_keys")
             or not isinstance(angles, tuple)
             or not kwargs.keys() <= _KNOWN
             or not (mask is None or (mask.dtype == torch.bool and mask.shape[1] == 1))
@@ -261,11 +262,11 @@ class _Fused:
         queries, keys, values = compiled.project(
             hidden_RTD, cosines, sines, adapters, is_coded=getattr(states, "is_coded", False)
         )
-        _, position = states.get_mask_sizes(hidden_RTD.shape[1], self._layer_id)
+        first_keys = states.first_keys(self._layer_id)
         keys, values = states.update(keys, values, self._layer_id)
         mask_RTN = None if mask is None else mask[:, 0]
         result_RTD, normed_RTD = compiled.finish(
-            hidden_RTD, queries, keys, values, mask_RTN, adapters, position=position
+            hidden_RTD, queries, keys, values, mask_RTN, adapters, first_keys=first_keys
         )
         if normed_RTD is None:
             return result_RTD

@@ -91,25 +91,26 @@ static int64_t key_bytes(const struct layer *l) {
   return l->is_coded ? E + (E + G - 1) / G * 2 : E * (l->type == NG_FLOAT32 ? 4 : 2);
 }
 
-/* What leaves the layer for tokens [first, first + count) of `tokens`, whose keys and values are known up to there; of a
-   window those that it has dropped are not given. */
+/* What leaves the layer for tokens [first, first + count) of `tokens`, whose keys and values are known up to there; of
+   a window those that it has dropped are not given. */
 static void *leave(const struct layer *l, const struct shape *s, const void *hidden, const float *queries,
                    const void *keys, const void *values, int64_t tokens, int64_t first, int64_t count, int threads) {
   const int64_t dropped = s->window && first >= s->window ? first - s->window + 1 : 0, N = first + count - dropped;
   const int64_t D = l->hidden, E = l->head_size, bytes = l->type == NG_FLOAT32 ? 4 : 2;
   const int64_t each = l->is_coded ? key_bytes(l) : E, skipped = dropped * each * (l->is_coded ? 1 : bytes);
   const struct states k = {(const char *)keys + skipped, 0, tokens * each, each};
+  const struct first_key first_key = {POSITION + dropped, 0};
   const struct states v = {(const char *)values + skipped, 0, tokens * each, each};
   char *result = get(count * D * bytes), *normed = l->down ? NULL : get(count * D * bytes);
   uint8_t *mask = s->window ? get(count * N) : NULL;
   for (int64_t t = 0; t < count && mask; t++)
     for (int64_t n = 0; n < N; n++) {
-      const int64_t behind = first + t - dropped - n; /* each third one of the keys before is not seen, of some shapes */
+      const int64_t behind = first + t - dropped - n; /* of some shapes each third one of the keys before is not seen */
       mask[t * N + n] = behind >= 0 && behind < s->window && !(s->has_holes && behind && (dropped + n) % 3 == 0);
     }
   float *its = get(count * l->heads * E * 4);
   memcpy(its, queries + first * l->heads * E, (size_t)(count * l->heads * E) * 4);
-  if (ng_finish_layer(l, level, (const char *)hidden + first * D * bytes, 1, count, its, &k, &v, N, POSITION + dropped, mask,
+  if (ng_finish_layer(l, level, (const char *)hidden + first * D * bytes, 1, count, its, &k, &v, N, &first_key, mask,
                       result, normed, NULL, threads))
     abort();
   if (normed) { /* both, for the hash */
@@ -122,7 +123,35 @@ static void *leave(const struct layer *l, const struct shape *s, const void *hid
   return result;
 }
 
-/* The whole prompt, its tokens alone or, of a long one, in pieces of 1, 2, 7, 64 and the rest, and what is behind them. */
+/* What leaves the layer for the last token, whose window is a ring: keys begin somewhere in it. */
+static void *leave_ring(const struct layer *l, const struct shape *s, const char *hidden, const float *queries,
+                        const char *keys, const char *values, int64_t tokens) {
+  const int64_t N = s->window, V = l->kv_heads, D = l->hidden, Q = l->heads * l->head_size, one = key_bytes(l);
+  const int64_t bytes = l->type == NG_FLOAT32 ? 4 : 2, each = l->is_coded ? one : l->head_size;
+  const struct first_key first_key = {POSITION + tokens - N, N / 3 + 1};
+  char *ring_keys = get(V * N * one), *ring_values = get(V * N * one), *result = get(D * bytes);
+  char *normed = l->down ? NULL : get(D * bytes);
+  uint8_t *mask = get(N);
+  for (int64_t n = 0; n < N; n++) {
+    const int64_t place = (first_key.place + n) % N, token = tokens - N + n;
+    mask[place] = !(s->has_holes && n < N - 1 && token % 3 == 0);
+    for (int64_t v = 0; v < V; v++) {
+      memcpy(ring_keys + (v * N + place) * one, keys + (v * tokens + token) * one, (size_t)one);
+      memcpy(ring_values + (v * N + place) * one, values + (v * tokens + token) * one, (size_t)one);
+    }
+  }
+  const struct states k = {ring_keys, 0, N * each, each}, v = {ring_values, 0, N * each, each};
+  if (ng_finish_layer(l, level, hidden + (tokens - 1) * D * bytes, 1, 1, queries + (tokens - 1) * Q, &k, &v, N,
+                      &first_key, mask, result, normed, NULL, 1))
+    abort();
+  free(ring_keys);
+  free(ring_values);
+  free(normed);
+  free(mask);
+  return result;
+}
+
+/* The whole prompt; its tokens alone or, of a long one, pieces of 1, 2, 7, 64 and the rest; and what is behind those. */
 static void check(const struct shape *s, int kind, int type, int is_coded, int64_t tokens, const char *name) {
   const int64_t D = 40, E = s->head_size, Q = s->heads * E, K = s->kv_heads * E, I = s->intermediate;
   const int64_t bytes = type == NG_FLOAT32 ? 4 : 2, sizes[] = {D, E, E, D, D, D};
@@ -173,6 +202,14 @@ static void check(const struct shape *s, int kind, int type, int is_coded, int64
   if (memcmp(later, all + rest * D * bytes, (size_t)((tokens - rest) * D * bytes))) {
     fprintf(stderr, "level %d, %s: a piece of a prompt is not what it is in the whole\n", level, name);
     exit(1);
+  }
+  if (s->window && tokens > s->window) {
+    char *ring = leave_ring(&l, s, hidden, queries, keys, values, tokens);
+    if (memcmp(ring, all + (tokens - 1) * D * bytes, (size_t)(D * bytes))) {
+      fprintf(stderr, "level %d, %s: the last token is another where its keys are a ring\n", level, name);
+      exit(1);
+    }
+    free(ring);
   }
   uint64_t hash = 0xcbf29ce484222325u;
   for (int64_t i = 0; i < tokens * D * bytes * (I ? 1 : 2); i++) hash = (hash ^ (uint8_t)all[i]) * 0x100000001b3u;
