@@ -61,6 +61,8 @@ def _run(function: Callable[[], int | None], ends: dict[int, int]) -> NoReturn:
         logging.getLogger().handlers.clear()
         warnings.simplefilter("default")
         status = function() or 0
+    except SystemExit as ended:
+        status = ended.code if isinstance(ended.code, int) else 1
     except BaseException:  # noqa: BLE001 - as at the end of any program
         traceback.print_exc()
     finally:

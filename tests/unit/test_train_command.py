@@ -9,6 +9,8 @@ import subprocess
 import sys
 from argparse import Namespace
 from dataclasses import replace
+from functools import cache
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -21,6 +23,7 @@ from neurogrid.cli.commands.train_change import change
 from neurogrid.cli.commands.train_files import status
 from neurogrid.cli.commands.train_model import check_paths, place_of, run_directory
 from neurogrid.cli.commands.worker import take_work
+from neurogrid.cli.entry import neurogrid
 from neurogrid.cli.options.trust import Trust
 from neurogrid.cli.terminal.screen import Screen
 from neurogrid.errors import ConfigurationError
@@ -28,11 +31,13 @@ from neurogrid.hub.names import ModelName
 from neurogrid.model.embedded import embedded_model_path
 from neurogrid.p2p.hosts.identity import Identity
 from neurogrid.p2p.trust import DirectoryInUseError
+from neurogrid.training.leading.model_numbers import model_numbers
 from neurogrid.training.runs.entries import ChangedEntry, EndEntry, ResumedEntry, StoppingEntry
 from neurogrid.training.runs.journal import Journal
 from neurogrid.training.runs.run_directory import RunDirectory
 from neurogrid.training.runs.run_file import parse_run_file
 from neurogrid.training.runs.state import Phase
+from tests.unit.forked import Forked
 from tests.unit.training.simulated_run import RUN, Cluster, rules
 
 LEAST = '[model]\nconfig = "embedded"\n[data]\npath = "data/"\n[stop]\ntokens = 2_000_000\n'
@@ -51,16 +56,26 @@ def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
     return capsys.readouterr().err
 
 
+@cache
+def import_libraries() -> None:
+    """What a check imports when it comes to it, once for all processes forked from this one."""
+    import_module("neurogrid.training.leading.chains.numbers")
+    model_numbers(embedded_model_path(), "causal-lm")
+
+
+def run_command(words: tuple[str, ...], cwd: Path) -> None:
+    os.chdir(cwd)
+    sys.argv = ["neurogrid", "train", *words]
+    neurogrid()
+
+
 def command(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    program = "from neurogrid.cli.entry import neurogrid; neurogrid()"
-    return subprocess.run(
-        [sys.executable, "-c", program, "train", *words],
-        cwd=cwd,
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    """What the command did, in a process of its own, from its entry on."""
+    import_libraries()
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with Forked(run_command, words, cwd, **pipes) as process:
+        told, said = process.communicate(timeout=120)
+    return subprocess.CompletedProcess(words, process.returncode, told, said)
 
 
 def test_the_first_word_says_what_it_is() -> None:
