@@ -8,6 +8,7 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -35,6 +36,7 @@ def prose(text: str) -> str:
     return re.sub(r"`[^`\n]*`", "", FENCE.sub("", text))
 
 
+@cache
 def anchors(document: Path) -> set[str]:
     """What GitHub lets one link to in a document."""
     found: set[str] = set()
@@ -66,13 +68,18 @@ def lines_of(code: str) -> list[str]:
     return list(filter(str.strip, code.splitlines()))
 
 
-def excerpts(code: str, num_lines: int) -> set[str]:
-    """Every run of `num_lines` lines, without their common indentation."""
-    lines = lines_of(code)
-    return {
-        textwrap.dedent("\n".join(lines[start : start + num_lines]))
-        for start in range(len(lines) - num_lines + 1)
-    }
+def stands_in(shown: list[str], lines: list[str]) -> bool:
+    """Whether lines are a run of others, without the common indentation of these."""
+    return any(
+        textwrap.dedent("\n".join(lines[start : start + len(shown)])) == "\n".join(shown)
+        for start in range(len(lines) - len(shown) + 1)
+        if lines[start].strip() == shown[0].strip()
+    )
+
+
+@cache
+def examples(suffix: str) -> list[list[str]]:
+    return [lines_of(path.read_text()) for path in (ROOT / "examples").glob(f"*.{suffix}")]
 
 
 def test_the_reference_is_that_of_the_sources() -> None:
@@ -148,11 +155,8 @@ def test_code_in_the_documents_stands_in_an_example(name: str) -> None:
         if language == "mermaid":
             continue  # a picture
         assert language in suffixes, f"{name} has a block of {language or 'no language'}"
-        files = (ROOT / "examples").glob(f"*.{suffixes[language]}")
-        examples = [path.read_text() for path in files]
-        lines = lines_of(code)
-        shown = "\n".join(lines)
-        assert any(shown in excerpts(example, len(lines)) for example in examples), shown
+        shown = lines_of(code)
+        assert any(stands_in(shown, lines) for lines in examples(suffixes[language])), code
 
 
 def test_examples_import_public_names_alone() -> None:

@@ -6,8 +6,9 @@ import ast
 import importlib.util
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -441,6 +442,7 @@ def imports_of(source: str, module: str, *, is_package: bool) -> Iterator[str]:
             yield from (f"{base}.{alias.name}" for alias in node.names)
 
 
+@cache
 def room_of(module: str) -> int:
     """Where in the house a module stands."""
     return max(
@@ -460,10 +462,25 @@ def is_allowed(name: str, module: str) -> bool:
     return number <= room_of(module)
 
 
-def faults(source: str, module: str, *, is_package: bool = False) -> list[str]:
+@cache
+def imports_by_module() -> dict[str, tuple[str, ...]]:
+    """What each of our modules imports: every source is parsed once for all tests."""
+    return {
+        module_name(file): tuple(
+            imports_of(
+                file.read_text(encoding="utf-8"),
+                module_name(file),
+                is_package=file.name == "__init__.py",
+            )
+        )
+        for file in sorted(PACKAGE.rglob("*.py"))
+    }
+
+
+def faults(names: Iterable[str], module: str) -> list[str]:
     room = HOUSE[room_of(module)]
     found = []
-    for name in imports_of(source, module, is_package=is_package):
+    for name in names:
         top = name.partition(".")[0]
         if top == "neurogrid":
             allowed = is_allowed(name, module)
@@ -479,26 +496,20 @@ def faults(source: str, module: str, *, is_package: bool = False) -> list[str]:
 
 
 def test_every_import_points_down() -> None:
-    files = sorted(PACKAGE.rglob("*.py"))
-    assert len(files) > 20
+    assert len(imports_by_module()) > 20
     found = set()
-    for file in files:
-        is_package = file.name == "__init__.py"
-        found |= set(
-            faults(file.read_text(encoding="utf-8"), module_name(file), is_package=is_package)
-        )
+    for module, names in imports_by_module().items():
+        found |= set(faults(names, module))
     assert found == set()
 
 
 def test_versions_are_known_where_peers_are_put_together_and_in_their_adapters() -> None:
     """On the way of 1.1.0 nothing asks which version a peer speaks."""
-    knowing = set()
-    for file in PACKAGE.rglob("*.py"):
-        module = module_name(file)
-        is_package = file.name == "__init__.py"
-        names = imports_of(file.read_text(encoding="utf-8"), module, is_package=is_package)
-        if any(is_below(name, "neurogrid.p2p.tensor") for name in names):
-            knowing.add(module)
+    knowing = {
+        module
+        for module, names in imports_by_module().items()
+        if any(is_below(name, "neurogrid.p2p.tensor") for name in names)
+    }
     inside = {
         m for m in knowing if is_below(m, "neurogrid.p2p") or is_below(m, "neurogrid.assembly")
     }
@@ -506,12 +517,8 @@ def test_versions_are_known_where_peers_are_put_together_and_in_their_adapters()
 
 
 def test_nothing_above_the_commands() -> None:
-    for file in PACKAGE.rglob("*.py"):
-        module = module_name(file)
+    for module, names in imports_by_module().items():
         if not is_below(module, "neurogrid.cli"):
-            names = imports_of(
-                file.read_text(encoding="utf-8"), module, is_package=file.name == "__init__.py"
-            )
             assert not [name for name in names if is_below(name, "neurogrid.cli")], module
 
 
@@ -548,7 +555,7 @@ def test_scripts_are_flat() -> None:
     ],
 )
 def test_the_check_finds(source: str, module: str) -> None:
-    assert len(faults(source, module)) == 1
+    assert len(faults(imports_of(source, module, is_package=False), module)) == 1
 
 
 @pytest.mark.parametrize(
@@ -560,7 +567,7 @@ def test_the_check_finds(source: str, module: str) -> None:
     ],
 )
 def test_the_check_lets_pass(source: str, module: str) -> None:
-    assert faults(source, module) == []
+    assert faults(imports_of(source, module, is_package=False), module) == []
 
 
 def loaded_after(statement: str) -> set[str]:

@@ -238,12 +238,9 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize("wrong", WRONG)
 @pytest.mark.parametrize(("title", "key"), list(every_key()))
-def test_every_key_is_checked_and_told_by_its_line(title: str, key: str, wrong: str) -> None:
+def test_every_key_is_checked_and_told_by_its_line(title: str, key: str) -> None:
     kind = (SECTIONS[title] if title else RunFile).keys[key]
-    value = WRONG[wrong] or ("1" if kind.says == "true or false" else "true")
-    statement = f"{key} = {value}"
     lines = LEAST_RUN.text().splitlines()
     begin = lines.index(f"[{title}]") + 1 if title else 0
     place = next(
@@ -254,15 +251,16 @@ def test_every_key_is_checked_and_told_by_its_line(title: str, key: str, wrong: 
         ),
         begin,
     )
-    if re.match(rf"(# {key}: |{key} = )", lines[place]):
-        lines[place] = statement
-    else:  # the preset, which is left out where there is none
-        lines.insert(place, statement)
-    told = refused("\n".join(lines))
+    if not re.match(rf"(# {key}: |{key} = )", lines[place]):
+        lines.insert(place, "")  # the preset, which is left out where there is none
     called = f"[{title}] {key}" if title else key
-    assert told.startswith(f"run.toml:{place + 1}: {called} is {kind.says}, not ") or (
-        key == "preset" and told.startswith(f"run.toml:{place + 1}: preset is ")
-    )
+    for wrong, written in WRONG.items():
+        value = written or ("1" if kind.says == "true or false" else "true")
+        lines[place] = f"{key} = {value}"
+        told = refused("\n".join(lines))
+        assert told.startswith(f"run.toml:{place + 1}: {called} is {kind.says}, not ") or (
+            key == "preset" and told.startswith(f"run.toml:{place + 1}: preset is ")
+        ), wrong
 
 
 @pytest.mark.parametrize(
