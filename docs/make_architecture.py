@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ast
 import sys
-from collections.abc import Iterator
+from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -41,14 +41,16 @@ def room_of(module: str) -> str:
     return ".".join(module.split(".")[1:3]) if floor_of(module) else ""
 
 
-def imports_of(module: str) -> Iterator[str]:
+@cache
+def imports_of(module: str) -> frozenset[str]:
     """Our modules that it imports, wherever in it that stands."""
-    for node in ast.walk(load(module).tree):
-        if isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            for alias in node.names:
-                name = f"{node.module}.{alias.name}"
-                if (found := name if name in MODULES else node.module) in MODULES:
-                    yield found
+    names = {
+        name if (name := f"{node.module}.{alias.name}") in MODULES else node.module
+        for node in ast.walk(load(module).tree)
+        if isinstance(node, ast.ImportFrom) and node.module and not node.level
+        for alias in node.names
+    }
+    return frozenset(names & MODULES.keys())
 
 
 def graph(place: dict[str, str]) -> Graph:
@@ -75,12 +77,11 @@ def from_below(edges: Graph) -> list[str]:
 
 def reduced(edges: Graph) -> Graph:
     """Without the arrows that follow from others."""
-
-    def reach(name: str) -> set[str]:
-        return {far for near in edges[name] for far in ({near} | reach(near))}
-
+    reach: Graph = {}
+    for name in from_below(edges):
+        reach[name] = edges[name].union(*(reach[near] for near in edges[name]))
     return {
-        name: {near for near in nearest if not any(near in reach(o) for o in nearest - {near})}
+        name: {near for near in nearest if not any(near in reach[o] for o in nearest - {near})}
         for name, nearest in edges.items()
     }
 
