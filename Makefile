@@ -50,10 +50,11 @@ test: test-unit test-e2e
 WORKERS ?= 2
 PYTEST := $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile
 
-# Without sockets: also what the network in memory shows of the suite that all networks pass.
+# Without sockets: also what the network in memory shows of the suite that all networks pass. What pytest loads for
+# tests of an HTTP server by its document takes each of its processes a second.
 test-unit: .venv/.dev-ready kernels
-	$(PYTEST) tests/unit
-	$(PYTEST) tests/conformance -k memory
+	$(PYTEST) -p no:schemathesis tests/unit
+	$(PYTEST) -p no:schemathesis tests/conformance -k memory
 
 # With real processes, sockets and peers in other languages.
 test-e2e: .venv/.peers-ready kernels
