@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -53,12 +55,15 @@ SKIPPED = {
 @pytest.fixture(scope="module", params=SKIPPED)
 def saved(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> tuple[str, Path, Any]:
+) -> Iterator[tuple[str, Path, Any]]:
     path = tmp_path_factory.mktemp(request.param)
-    return request.param, path, save_checkpoint(BY_NAME[request.param], path)
+    yield request.param, path, save_checkpoint(BY_NAME[request.param], path)
+    loaded.cache_clear()
 
 
+@cache
 def loaded(path: Path, method: str, dtype: str = "float32") -> LoadedModel:
+    """The same one for all tests of a checkpoint: they change nothing in it, and proving it takes most of their time."""
     return LoadedModel.load(path, name=None, max_seq_len=64, dtype=dtype, quantize=method)
 
 
