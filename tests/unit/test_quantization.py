@@ -63,7 +63,7 @@ def saved(
 
 @cache
 def loaded(path: Path, method: str, dtype: str = "float32") -> LoadedModel:
-    """The same one for all tests of a checkpoint: they change nothing in it, and proving it takes most of their time."""
+    """The same one for all tests of a checkpoint: they change nothing in it, and proving it takes most of the time."""
     return LoadedModel.load(path, name=None, max_seq_len=64, dtype=dtype, quantize=method)
 
 

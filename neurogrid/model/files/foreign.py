@@ -29,14 +29,20 @@ def quiet_transformers() -> Iterator[None]:
     """Keep transformers' progress bars and reports off stderr: we raise what they would say."""
     verbosity = transformers_logging.get_verbosity()
     had_bars = transformers_logging.is_progress_bar_enabled()
-    transformers_logging.set_verbosity(logging.CRITICAL)
+    _set_verbosity(logging.CRITICAL)
     transformers_logging.disable_progress_bar()
     try:
         yield
     finally:
-        transformers_logging.set_verbosity(verbosity)
+        _set_verbosity(verbosity)
         if had_bars:
             transformers_logging.enable_progress_bar()
+
+
+def _set_verbosity(level: int) -> None:
+    # Where it is not so already: logging forgets then for each of thousands of loggers what it has found out.
+    if transformers_logging.get_verbosity() != level:
+        transformers_logging.set_verbosity(level)
 
 
 def one_line(exc: Exception) -> str:
