@@ -178,7 +178,10 @@ class _Check:
     def run(self) -> SplitTraits:
         tensors = saved_tensors(self._model)
         self._check_names(tensors)
-        splits = [Split(self._config, tensors, cuts) for cuts in _cuts(self._num_layers)]
+        first, *others = _cuts(self._num_layers)
+        splits = [Split(self._config, tensors, first)]
+        ends = splits[0].ends
+        splits += [Split(self._config, tensors, cuts, ends=ends) for cuts in others]
         turns = [self._turns(plan) for plan in self._plans()]
         for split in splits:
             for turn in turns:

@@ -69,7 +69,7 @@ def layers_fuse(
         fused = Split(config, rounded, (1,), is_fused=True)
         if not any(stage.has_fused for stage in fused.stages):
             return FusedTraits()
-        plain = Split(config, rounded, (1,))
+        plain = Split(config, rounded, (1,), ends=fused.ends)
         half = len(token_ids) // 2
         last: list[torch.Tensor] = []
         for first, size in ((_PROMPT, 1), (half, 2), (len(token_ids) - 1, 1)):

@@ -36,7 +36,11 @@ def saved_tensors(model: Any) -> dict[str, torch.Tensor]:
 
 
 class Split:
-    """The miniature in stages, cut at `cuts`, and its ends; its layers fused where they can be, or as they are."""
+    """The miniature in stages, cut at `cuts`, and its ends; its layers fused where they can be, or as they are.
+
+    Args:
+        ends: those of another split of these tensors, as the coordinator has one for all ways to cut a model.
+    """
 
     def __init__(
         self,
@@ -45,10 +49,13 @@ class Split:
         cuts: Sequence[int],
         *,
         is_fused: bool = False,
+        ends: Ends | None = None,
     ) -> None:
-        self.ends = Ends(config, dtype=torch.float32, device="cpu")
-        num_layers = self.ends.num_layers
-        self.ends.load({n: t for n, t in tensors.items() if is_end_tensor(n)})
+        if ends is None:
+            ends = Ends(config, dtype=torch.float32, device="cpu")
+            ends.load({n: t for n, t in tensors.items() if is_end_tensor(n)})
+        self.ends = ends
+        num_layers = ends.num_layers
         self.ranges = list(zip((0, *cuts), (*cuts, num_layers), strict=True))
         self.stages: list[Stage] = []
         for start, stop in self.ranges:
