@@ -12,23 +12,26 @@ import pytest
 
 from neurogrid.fork_server import start_fork_server
 from tests.e2e.namespaces.netns import Network, network
+from tests.e2e.preloaded import proofs_directory
 
 if TYPE_CHECKING:
     from tests.e2e.support import WorkerProcess
-
 
 @pytest.fixture(scope="session", autouse=True)
 def _proofs_are_forked_from_here() -> None:
     """As the commands do, before there are threads: a Python of its own for it imports torch for seconds."""
     if "torch" in sys.modules:
+        # Here, since this file is read by those, too, who only say what is to be tested.
+        from tests.e2e.shared_proofs import share_proofs
+
+        share_proofs(proofs_directory())
         start_fork_server(in_any_thread=True)
 
 
 @pytest.fixture(scope="session")
 def workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[WorkerProcess]]:
     """Three stateless workers with nothing on disk, of uneven memory."""
-    # Here, since this file is read by those, too, who only say what is to be tested.
-    from tests.e2e.support import start_worker
+    from tests.e2e.support import start_worker  # here, as above
 
     directory = tmp_path_factory.mktemp("workers")
     with ExitStack() as stack:

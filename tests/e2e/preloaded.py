@@ -13,9 +13,11 @@ import atexit
 import ctypes
 import os
 import pickle
+import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Sequence
 from functools import cache
@@ -32,6 +34,7 @@ __all__ = [
     "command_after",
     "fork_all_by",
     "fork_child",
+    "proofs_directory",
     "run",
 ]
 
@@ -42,6 +45,10 @@ COORDINATOR = (sys.executable, "-m", "neurogrid.cli.commands.coordinator")
 WORKER = (sys.executable, "-m", "neurogrid.cli.commands.worker")
 TRAIN = (sys.executable, "-m", "neurogrid.cli.commands.main", "train")
 
+# Modules whose processes start others in their turn, as a member of a run does, too.
+STARTERS = (COORDINATOR[2], TRAIN[2], "tools.demo_train")
+# Imports little besides the library that reads the environment when it is imported: started as ever.
+FETCHING = ["-m", "neurogrid.hub.fetching"]
 IN_NAMESPACE = ["ip", "netns", "exec"]
 PR_SET_CHILD_SUBREAPER = 36
 
@@ -59,7 +66,7 @@ def fork_child(
     if program[:3] == IN_NAMESPACE:
         namespace, program = program[3], program[4:]
     _, passed, cwd, env, _, _, _, *ends, _, _, _, _, _, new_session, _ = rest
-    if program[0] != sys.executable or preexec is not None:
+    if program[0] != sys.executable or preexec is not None or program[1:3] == FETCHING:
         _start_child(process, args, executable, preexec, *rest)
         return
     stdin, _, _, stdout, _, stderr = ends
@@ -70,19 +77,15 @@ def fork_child(
         "namespace": namespace,
         "new_session": new_session,
         "numbers": [0, 1, 2, *passed],
-        # Of modules it alone does; for each that might, there is a process more.
-        "starts_others": program[1] != "-m" or program[2] == COORDINATOR[2] or _trains(program),
+        "cores": os.sched_getaffinity(0),
+        # For each that might, there is a process more.
+        "starts_others": program[1] != "-m" or program[2] in STARTERS or "--train" in program,
     }
     given = [own if end == -1 else end for own, end in enumerate((stdin, stdout, stderr))]
     given += passed
     process.pid = _ask_server(pickle.dumps(request), given)
     process._child_created = True
     process._close_pipe_fds(*ends)
-
-
-def _trains(program: Sequence[Any]) -> bool:
-    """Whether it is a leader or a member of a run, which have trainers."""
-    return "--train" in program or list(program[2:4]) == [TRAIN[2], TRAIN[3]]
 
 
 class Popen(subprocess.Popen[str]):
@@ -143,6 +146,14 @@ def _take_orphans(takes: bool) -> None:
     assert ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, int(takes), 0, 0, 0) == 0
 
 
+@cache
+def proofs_directory() -> Path:
+    """Where the processes of this one share what they have proven; gone with it."""
+    directory = tempfile.mkdtemp(prefix="neurogrid-proofs-")
+    atexit.register(shutil.rmtree, directory, ignore_errors=True)
+    return Path(directory)
+
+
 class _Server(subprocess.Popen[bytes]):
     _execute_child = _start_child
 
@@ -151,8 +162,9 @@ class _Server(subprocess.Popen[bytes]):
 def _server() -> socket.socket:
     """The connection to the server, which ends with this process."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    arguments = [str(theirs.fileno()), str(proofs_directory()), "-" * 4000]
     process = _Server(
-        [sys.executable, "-m", "tests.e2e.preloaded_server", str(theirs.fileno()), "-" * 4000],
+        [sys.executable, "-m", "tests.e2e.preloaded_server", *arguments],
         pass_fds=[theirs.fileno()],
         cwd=Path(__file__).parents[2],
         env=ENVIRONMENT,

@@ -1,7 +1,8 @@
-"""The process that others are forked from, with all that takes long imported: `preloaded_server DESCRIPTOR PLACE`.
+"""The process that others are forked from, with all that takes long imported.
 
-At the descriptor is a socket, where each packet asks for a process and is answered by its pid; see `preloaded`. In the
-place of the second argument and those before it stands the command line of each process that was forked.
+Its arguments are DESCRIPTOR PROOFS PLACE. At the descriptor is a socket, where each packet asks for a process and is
+answered by its pid; see `preloaded`. Proofs is the directory of what was proven (`shared_proofs`). In the place of the
+last argument and those before it stands the command line of each process that was forked.
 """
 
 from __future__ import annotations
@@ -24,26 +25,38 @@ import threading
 from pathlib import Path
 from typing import Any, NoReturn
 
-from neurogrid.model.files.config import config_fingerprint
+import neurogrid.model
 from neurogrid.model.kernels.compiled import VARIABLE
 from neurogrid.model.proof import proof
 from tests.e2e.preloaded import fork_all_by
+from tests.e2e.shared_proofs import share_proofs
 
 CLONE_NEWNET = 0x40000000
 # Not the commands themselves: each runs as `__main__`, and is imported once more.
 MODULES = (
     "neurogrid.assembly.coordinator",
     "neurogrid.assembly.worker",
+    "neurogrid.cli.libraries",
+    "neurogrid.cli.options.discovery",
+    "neurogrid.cli.options.telemetry",
+    "neurogrid.cli.options.trust",
     "neurogrid.p2p.blocking",
+    "neurogrid.p2p.quic.transport",
     "neurogrid.server.http.http_server",
+    "neurogrid.training.leading",
+    "neurogrid.training.stages.stage_learner",
+    "neurogrid.training.trainer.learner",
     "transformers.models.llama.modeling_llama",
 )
+# Has read the environment when it was imported.
+HUB_LIBRARY = "huggingface_hub"
 
 
-def preload() -> None:
+def preload(proofs: Path) -> None:
     """Import what takes long, and prove the configs that most tests are about, which each process does once."""
     for name in MODULES:
         importlib.import_module(name)
+    share_proofs(proofs)
     from neurogrid.model.embedded import embedded_model_path
     from neurogrid.model.kernels import library
     from tests.families import FAMILIES, save_checkpoint
@@ -62,7 +75,9 @@ def preload() -> None:
 def prove(model: Path, dtype: str | None) -> None:
     """Know that a model can be split. None is its own dtype."""
     config = json.loads((model / "config.json").read_text())
-    proof._kept[config_fingerprint(config), dtype, None] = proof.prove(config, dtype)
+    proving = proof.Proving(config, dtype)
+    proof._kept[proving._key] = proof.prove(config, dtype)
+    proving.result(seconds=0)  # which has it from there
 
 
 def serve(asking: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
@@ -92,8 +107,9 @@ def serve(asking: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
 
 
 def begin(request: dict[str, Any], descriptors: list[int]) -> None:
-    """Be what a shell starts: with these files, directory, environment and session."""
+    """Be what a shell starts: with these files, directory, environment, session and cores."""
     show(request["args"])
+    os.sched_setaffinity(0, request["cores"])
     signal.signal(signal.SIGINT, signal.default_int_handler)
     if request["new_session"]:
         os.setsid()
@@ -109,13 +125,30 @@ def begin(request: dict[str, Any], descriptors: list[int]) -> None:
         file = open(number, mode, lines, "utf-8", errors, closefd=False)  # noqa: SIM115
         setattr(sys, name, file)
         setattr(sys, f"__{name}__", file)
-    kernels = os.environ.get(VARIABLE)
+    kernels, hub = os.environ.get(VARIABLE), hub_variables()
     os.environ.clear()
     os.environ.update(request["environment"])
     if os.environ.get(VARIABLE) != kernels:
         # What is known of configs, is known of other kernels.
         proof._kept.clear()
+    if hub_variables() != hub:
+        forget_hub()
     os.chdir(request["directory"])
+
+
+def hub_variables() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if name.startswith("HF_")}
+
+
+def forget_hub() -> None:
+    """Have the library that knows hubs imported anew by `neurogrid.hub`, which is not imported yet."""
+    assert "neurogrid.hub" not in sys.modules
+    for name in list(sys.modules):
+        if name.partition(".")[0] == HUB_LIBRARY:
+            del sys.modules[name]
+    # As when it is imported: what was set before, and what is set by it.
+    neurogrid.model.HUB_OFFLINE_BEFORE = os.environ.get("HF_HUB_OFFLINE")
+    os.environ["HF_HUB_OFFLINE"] = "1"
 
 
 def enter(namespace: str) -> None:
@@ -194,5 +227,5 @@ def main(asking: socket.socket) -> None:
 
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # meant for the tests, which end what they started
-    preload()
+    preload(Path(sys.argv[2]))
     main(socket.socket(fileno=int(sys.argv[1])))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -60,9 +60,16 @@ class WorkerProcess:
 
 @contextmanager
 def start_worker(
-    directory: Path, *args: str, command: Sequence[str] = WORKER
+    directory: Path,
+    *args: str,
+    command: Sequence[str] = WORKER,
+    variables: Mapping[str, str] | None = None,
 ) -> Iterator[WorkerProcess]:
-    """Run a worker with these arguments until the block is left; on a free port unless told otherwise."""
+    """Run a worker with these arguments until the block is left; on a free port unless told otherwise.
+
+    Args:
+        variables: of its environment, beside those of all.
+    """
     log_file = directory / f"worker-{len(list(directory.glob('worker-*.log')))}.log"
     where = () if {"--port", "--listen"} & set(args) else ("--port", "0")
     # What one test sends must not be there in the next.
@@ -73,6 +80,7 @@ def start_worker(
             stdout=subprocess.PIPE,
             stderr=log,
             cwd=directory,
+            env={**ENVIRONMENT, **(variables or {})},
         )
     try:
         assert process.stdout is not None

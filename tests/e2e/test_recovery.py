@@ -16,7 +16,6 @@ from neurogrid.inference.board.progress import Progress
 from neurogrid.inference.generation.coordinator import Coordinator
 from neurogrid.p2p.exchange.counters import Direction
 from neurogrid.p2p.wire import MessageType
-from tests.e2e.preloaded import WORKER
 from tests.e2e.support import DEADLINE, WorkerProcess, start_worker
 
 PROMPT = "A function definition"
@@ -117,9 +116,9 @@ def test_steps_are_repeated_where_a_worker_does_not_say_that_bits_stay(
 
     caplog.set_level(logging.DEBUG, "neurogrid.inference.generation.token_session")
     with ExitStack() as stack:
-        command = ["env", "NEUROGRID_KERNELS=none", *WORKER]
+        variables = {"NEUROGRID_KERNELS": "none"}
         workers = [
-            stack.enter_context(start_worker(tmp_path, "--no-cache", command=command))
+            stack.enter_context(start_worker(tmp_path, "--no-cache", variables=variables))
             for _ in range(3)
         ]
         trio.run(main)
