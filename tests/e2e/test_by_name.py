@@ -17,13 +17,12 @@ import pytest
 
 from neurogrid.model.embedded import embedded_model_path
 from tests.e2e import preloaded
-from tests.e2e.preloaded import DEADLINE
+from tests.e2e.preloaded import DEADLINE, WORKER
 from tests.gguf_models import make_gguf
 from tests.hub import Fault, Hub, Repository, loopback_hub
 
 NAME = "org/small"
 PROMPT = "A function definition"
-# Not those that are forked from a process that has imported the library, which reads the environment then.
 NEUROGRID = (sys.executable, "-m", "neurogrid.cli.commands.main")
 WEIGHTS = "model.safetensors"
 
@@ -42,26 +41,19 @@ def hub() -> Iterator[Hub]:
 
 
 def run(hub: Hub, home: Path, *args: str, **more: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [*NEUROGRID, *args],
-        env=hub.environment(home, **more),
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE,
-    )
+    environment = hub.environment(home, **more)
+    return preloaded.run([*NEUROGRID, *args], env=environment, stdin=subprocess.DEVNULL)
 
 
 @contextmanager
 def serving(hub: Hub, home: Path, *args: str) -> Iterator[str]:
     """`neurogrid serve` on two workers of this machine, at this URL."""
     options = ["--http-port", "0", "--listen", "/ip4/127.0.0.1/tcp/0", "--local-workers", "2"]
-    with subprocess.Popen(
+    with preloaded.Popen(
         [*NEUROGRID, "serve", *args, *options],
         env=hub.environment(home),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
-        text=True,
     ) as process:
         try:
             assert process.stdout is not None
@@ -166,14 +158,10 @@ def test_what_cannot_be_served(
 
 
 def test_a_worker_of_its_own_model_takes_a_name(hub: Hub, tmp_path: Path) -> None:
-    with subprocess.Popen(
-        [
-            *(sys.executable, "-m", "neurogrid.cli.commands.worker", "--model", NAME),
-            *("--listen", "/ip4/127.0.0.1/tcp/0", "--disable-mdns"),
-        ],
+    with preloaded.Popen(
+        [*WORKER, "--model", NAME, "--listen", "/ip4/127.0.0.1/tcp/0", "--disable-mdns"],
         env=hub.environment(tmp_path),
         stdout=subprocess.PIPE,
-        text=True,
     ) as process:
         try:
             assert process.stdout is not None
@@ -187,6 +175,7 @@ def test_ctrl_c_in_a_terminal_and_on_from_there(hub: Hub, tmp_path: Path) -> Non
     hub.faults.append(Fault(WEIGHTS, times=1, stall_at=2_000_000))
     master, slave = pty.openpty()
     try:
+        # Which imports by itself what reads the environment then.
         with subprocess.Popen(
             [*NEUROGRID, "serve", NAME, "--http-port", "0"],
             # What stalls is not given up before the key is pressed.

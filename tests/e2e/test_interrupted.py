@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.e2e import preloaded
 from tests.e2e.support import DEADLINE, ENVIRONMENT
 
 ROOT = Path(__file__).parents[2]
@@ -19,9 +20,11 @@ RUN = ("run", "hello", "--max-tokens", "100000", "--max-seq-len", "100000")
 SERVE = ("serve", "--http-port", "0")
 
 
-def start(*args: str) -> subprocess.Popen[str]:
+def start(
+    *args: str, popen: type[subprocess.Popen[str]] = subprocess.Popen
+) -> subprocess.Popen[str]:
     """Start `neurogrid` as its script does, in a session of its own, so that nobody else gets its signals."""
-    return subprocess.Popen(
+    return popen(
         [sys.executable, ROOT / "cmd" / "neurogrid.py", *args],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
@@ -76,7 +79,7 @@ def test_while_it_starts(signum: signal.Signals, after: float) -> None:
     ],
 )
 def test_once_it_has_begun(args: tuple[str, ...], line: str, signum: signal.Signals) -> None:
-    with start(*args) as process:
+    with start(*args, popen=preloaded.Popen) as process:
         assert process.stderr is not None
         seen: list[str] = []
         for said in process.stderr:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,8 @@ from neurogrid.p2p.hosts.identity import Identity
 from neurogrid.training.runs.audit import audit
 from neurogrid.training.runs.entries import BannedEntry, JoinedEntry, LeftEntry
 from neurogrid.training.runs.journal import read_journal
-from tests.e2e.preloaded import DEADLINE, TRAIN
+from tests.e2e import preloaded
+from tests.e2e.preloaded import TRAIN
 from tests.e2e.training.run_processes import RUN_FILE, open_run
 from tests.e2e.training.test_run_seen import ask, url_of, wait_status
 from tests.ports import free_port
@@ -47,13 +47,7 @@ def test_who_counts_for_more_than_it_was_given_is_banned(tmp_path: Path) -> None
         run.wait_round(run.rounds() + 3)
         members = {each["name"]: each for each in ask(url, "/v1/training/status")["members"]}
         assert (members["greedy"]["seat"], members["greedy"]["state"]) == (None, "asked")
-        status = subprocess.run(
-            [*TRAIN, "status", "run"],
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            timeout=DEADLINE,
-        )
+        status = preloaded.run([*TRAIN, "status", "run"], cwd=tmp_path)
         greedy = Identity.load(tmp_path / "greedy" / "identity.key").peer_id
     entries = [each.entry for each in read_journal(run.run / "journal")]
     [ban] = [each for each in entries if isinstance(each, BannedEntry)]

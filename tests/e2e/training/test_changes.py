@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
 from argparse import Namespace
 from pathlib import Path
 
@@ -23,7 +22,8 @@ from neurogrid.training.runs.run_file import parse_run_file
 from neurogrid.training.trainer import FileRange
 from neurogrid.training.trainer.batches import BatchReader
 from neurogrid.training.trainer.models import make_model
-from tests.e2e.preloaded import DEADLINE, TRAIN
+from tests.e2e import preloaded
+from tests.e2e.preloaded import TRAIN
 from tests.e2e.training.run_processes import (
     RUN_FILE,
     RunProcesses,
@@ -57,14 +57,7 @@ every = 1000
 
 def change(run: RunProcesses, *words: str) -> str:
     """What `neurogrid train change` prints."""
-    done = subprocess.run(
-        [*TRAIN, "change", "run", *words],
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE,
-        cwd=run.directory,
-        check=False,
-    )
+    done = preloaded.run([*TRAIN, "change", "run", *words], cwd=run.directory)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from neurogrid.training.data.slices import read_manifest
 from neurogrid.training.runs.audit import audit
 from neurogrid.training.runs.journal import read_journal
 from neurogrid.training.runs.run_directory import RunDirectory
+from tests.e2e import preloaded
 from tests.e2e.training.data_processes import (
     LOOPBACK,
     TRAIN,
@@ -84,27 +84,9 @@ def test_a_mixture_that_the_run_file_names(tokens: Path) -> None:
     assert audit(entries).is_sound
     # With the same file again it is the same data set.
     other = tokens / "again"
-    prepared = subprocess.run(
-        [
-            *(
-                *TRAIN,
-                "prepare",
-                "web",
-                "code.bin",
-                str(other),
-                "--weights",
-                "3,1",
-                "--repeat",
-                "2",
-            ),
-            *("--vocab-size", "512", "--sequence-length", "32", "--slice-samples", "16"),
-            *("--held-out", "0.1"),
-        ],
-        cwd=tokens,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    words = ("prepare", "web", "code.bin", str(other), "--weights", "3,1", "--repeat", "2")
+    options = ("--vocab-size", "512", "--sequence-length", "32", "--slice-samples", "16")
+    prepared = preloaded.run([*TRAIN, *words, *options, "--held-out", "0.1"], cwd=tokens)
     assert prepared.returncode == 0, prepared.stderr
     assert prepared.stdout == f"{other}\n"
     assert "code.bin: 90 samples of 360" in prepared.stderr
@@ -116,11 +98,8 @@ def test_a_mixture_behind_a_web_server_and_with_a_data_node(tokens: Path) -> Non
     comes from the node, as what members train on does."""
     command = (*TRAIN, "prepare", "web", "code.bin", "served/data", "--weights", "3,1")
     options = ("--repeat", "2", "--vocab-size", "512", "--sequence-length", "32")
-    subprocess.run(
-        [*command, *options, "--slice-samples", "16", "--held-out", "0.1"],
-        cwd=tokens,
-        check=True,
-        capture_output=True,
+    preloaded.run(
+        [*command, *options, "--slice-samples", "16", "--held-out", "0.1"], cwd=tokens, check=True
     )
     manifest = read_manifest(tokens / "served" / "data")
     check_parts(manifest)

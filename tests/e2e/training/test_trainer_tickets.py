@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 
-from tests.e2e.preloaded import DEADLINE, WORKER
+from tests.e2e import preloaded
+from tests.e2e.preloaded import WORKER
 from tests.e2e.training.run_processes import RUN_FILE, open_run
 from tests.ports import free_port
 
@@ -21,23 +21,13 @@ def test_a_trainer_trains_and_does_not_serve(tmp_path: Path) -> None:
         run.join("desk")
         run.join("laptop")
         run.end()
-    refused = subprocess.run(
-        [*WORKER, "--serve", "--cluster", "desk"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE,
-    )
+    refused = preloaded.run([*WORKER, "--serve", "--cluster", "desk"], cwd=tmp_path)
     assert refused.returncode == 2
     assert "the membership is for training alone" in refused.stderr
     assert run.log.count("has joined as trainer, by a ticket") == 2
     assert all(line["members"] == 2 for line in run.figures())
-    told = subprocess.run(
-        [*IDENTITY, "desk", "--json"], cwd=tmp_path, capture_output=True, text=True, timeout=60
-    )
+    told = preloaded.run([*IDENTITY, "desk", "--json"], cwd=tmp_path)
     member = json.loads(told.stdout)["membership"]
     assert (member["role"], member["state"]) == ("trainer", "valid")
-    coordinator = json.loads(
-        subprocess.run([*IDENTITY, "run", "--json"], cwd=tmp_path, capture_output=True).stdout
-    )
+    coordinator = json.loads(preloaded.run([*IDENTITY, "run", "--json"], cwd=tmp_path).stdout)
     assert coordinator["peer_id"] == member["coordinator"]
