@@ -1,4 +1,4 @@
-/* Products of every kind, compared with sums of doubles over the weights that a matrix stands for.
+/* Products of every kind, compared with sums of doubles over the weights that a matrix stands for; and layers.
 
    check LEVEL prints one line for each case, its name and a hash of the result: where every level and processor makes
    the same bits, all print the same. It ends with 1 and a sentence at the first result that is wrong, and with 77 where
@@ -554,6 +554,8 @@ static void check_refusals(void) {
   release(&e);
 }
 
+#include "check_layer.c"
+
 int main(int count, char **arguments) {
   static const int64_t shapes[][2] = {{37, 72}, {16, 64}, {3, 200}, {1, 1}};
   level = count == 2 ? atoi(arguments[1]) : 0;
@@ -586,5 +588,6 @@ int main(int count, char **arguments) {
     check_scales(type);
   }
   check_refusals();
+  check_layers();
   return 0;
 }

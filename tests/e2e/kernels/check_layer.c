@@ -1,40 +1,18 @@
 /* Decoder layers of several kinds: tokens get the bits that they get alone, and every level makes the same.
 
-   check_layer LEVEL prints one line for each case, its name and a hash of what leaves the layer. It ends with 1 and a
-   sentence at the first token that is not what it is alone, and with 77 where the processor lacks the level. Buffers
-   have exactly the size that the layout asks for, so that a sanitizer sees what is read beyond them. */
-
-#include "kernels.c"
-
-#include <stdio.h>
+   Part of check.c, which includes it: compiled with the products, since that takes longest. */
 
 #define TOKENS 21
 /* Of a longer prompt, whose keys go over the borders of several blocks; and where its first one is in its sequence. */
 #define MANY (2 * KEY_BLOCK + 44)
 #define POSITION (KEY_BLOCK - 28)
 
-static int level;
-static uint64_t state;
-
-static uint32_t draw_bits(void) { /* xorshift64 */
-  state ^= state << 13;
-  state ^= state >> 7;
-  state ^= state << 17;
-  return (uint32_t)(state >> 32);
-}
-
 /* In [-1, 1), and so few bits that a multiple of it plus something is not rounded, here and there otherwise. */
-static float draw(void) { return (float)((int32_t)draw_bits() >> 20) * 0x1p-11f; }
-
-static void *get(int64_t size) {
-  void *memory = malloc((size_t)size);
-  if (!memory) abort();
-  return memory;
-}
+static float draw_coarse(void) { return (float)((int32_t)draw() >> 20) * 0x1p-11f; }
 
 static float *draw_all(int64_t count, float about) {
-  float *all = get(count * 4);
-  for (int64_t i = 0; i < count; i++) all[i] = about + draw();
+  float *all = get(count, 4);
+  for (int64_t i = 0; i < count; i++) all[i] = about + draw_coarse();
   return all;
 }
 
@@ -42,7 +20,7 @@ static float *draw_all(int64_t count, float about) {
 static void *draw_typed(int64_t count, int type) {
   float *all = draw_all(count, 0);
   if (type == NG_FLOAT32) return all;
-  uint16_t *half = get(count * 2);
+  uint16_t *half = get(count, 2);
   for (int64_t i = 0; i < count; i++) half[i] = type == NG_BFLOAT16 ? to_bf16(all[i]) : to_f16(all[i]);
   free(all);
   return half;
@@ -55,14 +33,14 @@ static struct matrix *draw_matrix(int64_t outputs, int64_t inputs, int kind) {
   *m = (struct matrix){.outputs = outputs, .inputs = inputs, .padded_inputs = K, .scale_groups = 1, .kind = kind,
                        .scale_type = NG_FLOAT16};
   if (kind == NG_BF16) {
-    uint16_t *weights = get(outputs * inputs * 2);
-    for (int64_t i = 0; i < outputs * inputs; i++) weights[i] = to_bf16(draw() * 0.25f);
+    uint16_t *weights = get(outputs * inputs, 2);
+    for (int64_t i = 0; i < outputs * inputs; i++) weights[i] = to_bf16(draw_coarse() * 0.25f);
     m->weights = weights;
   } else {
-    uint8_t *weights = get(P * K);
-    uint16_t *scales = get(P * K / G * 2);
-    for (int64_t i = 0; i < P * K; i++) weights[i] = (uint8_t)draw_bits() | 1;
-    for (int64_t i = 0; i < P * K / G; i++) scales[i] = to_f16(0x1p-9f + 0x1p-10f * draw());
+    uint8_t *weights = get(P * K, 1);
+    uint16_t *scales = get(P * K / G, 2);
+    for (int64_t i = 0; i < P * K; i++) weights[i] = (uint8_t)draw() | 1;
+    for (int64_t i = 0; i < P * K / G; i++) scales[i] = to_f16(0x1p-9f + 0x1p-10f * draw_coarse());
     m->weights = weights;
     m->scales = scales;
   }
@@ -94,21 +72,15 @@ static int64_t key_bytes(const struct layer *l) {
 /* What leaves the layer for tokens [first, first + count) of `tokens`, whose keys and values are known up to there; of
    a window those that it has dropped are not given. */
 static void *leave(const struct layer *l, const struct shape *s, const void *hidden, const float *queries,
-                   const void *keys, const void *values, int64_t tokens, int64_t first, int64_t count, int threads) {
-  const int64_t dropped = s->window && first >= s->window ? first - s->window + 1 : 0, N = first + count - dropped;
-  const int64_t D = l->hidden, E = l->head_size, bytes = l->type == NG_FLOAT32 ? 4 : 2;
-  const int64_t each = l->is_coded ? key_bytes(l) : E, skipped = dropped * each * (l->is_coded ? 1 : bytes);
-  const struct states k = {(const char *)keys + skipped, 0, tokens * each, each};
-  const struct first_key first_key = {POSITION + dropped, 0};
-  const struct states v = {(const char *)values + skipped, 0, tokens * each, each};
-  char *result = get(count * D * bytes), *normed = l->down ? NULL : get(count * D * bytes);
-  uint8_t *mask = s->window ? get(count * N) : NULL;
+                   const void *keys, const void *values, int64_t first, int64_t count) {
+  const int64_t N = first + count, D = l->hidden, E = l->head_size, bytes = l->type == NG_FLOAT32 ? 4 : 2;
+  const int64_t each = l->is_coded ? key_bytes(l) : E;
+  const struct states k = {keys, 0, TOKENS * each, each}, v = {values, 0, TOKENS * each, each};
+  char *result = get(count * D * bytes, 1), *normed = l->down ? NULL : get(count * D * bytes, 1);
+  uint8_t *mask = s->window ? get(count, (size_t)N) : NULL;
   for (int64_t t = 0; t < count && mask; t++)
-    for (int64_t n = 0; n < N; n++) {
-      const int64_t behind = first + t - dropped - n; /* of some shapes each third one of the keys before is not seen */
-      mask[t * N + n] = behind >= 0 && behind < s->window && !(s->has_holes && behind && (dropped + n) % 3 == 0);
-    }
-  float *its = get(count * l->heads * E * 4);
+    for (int64_t n = 0; n < N; n++) mask[t * N + n] = n <= first + t && n > first + t - s->window;
+  float *its = get(count * l->heads * E, 4);
   memcpy(its, queries + first * l->heads * E, (size_t)(count * l->heads * E) * 4);
   if (ng_finish_layer(l, level, (const char *)hidden + first * D * bytes, 1, count, its, &k, &v, N, &first_key, mask,
                       result, normed, NULL, threads))
@@ -123,36 +95,7 @@ static void *leave(const struct layer *l, const struct shape *s, const void *hid
   return result;
 }
 
-/* What leaves the layer for the last token, whose window is a ring: keys begin somewhere in it. */
-static void *leave_ring(const struct layer *l, const struct shape *s, const char *hidden, const float *queries,
-                        const char *keys, const char *values, int64_t tokens) {
-  const int64_t N = s->window, V = l->kv_heads, D = l->hidden, Q = l->heads * l->head_size, one = key_bytes(l);
-  const int64_t bytes = l->type == NG_FLOAT32 ? 4 : 2, each = l->is_coded ? one : l->head_size;
-  const struct first_key first_key = {POSITION + tokens - N, N / 3 + 1};
-  char *ring_keys = get(V * N * one), *ring_values = get(V * N * one), *result = get(D * bytes);
-  char *normed = l->down ? NULL : get(D * bytes);
-  uint8_t *mask = get(N);
-  for (int64_t n = 0; n < N; n++) {
-    const int64_t place = (first_key.place + n) % N, token = tokens - N + n;
-    mask[place] = !(s->has_holes && n < N - 1 && token % 3 == 0);
-    for (int64_t v = 0; v < V; v++) {
-      memcpy(ring_keys + (v * N + place) * one, keys + (v * tokens + token) * one, (size_t)one);
-      memcpy(ring_values + (v * N + place) * one, values + (v * tokens + token) * one, (size_t)one);
-    }
-  }
-  const struct states k = {ring_keys, 0, N * each, each}, v = {ring_values, 0, N * each, each};
-  if (ng_finish_layer(l, level, hidden + (tokens - 1) * D * bytes, 1, 1, queries + (tokens - 1) * Q, &k, &v, N,
-                      &first_key, mask, result, normed, NULL, 1))
-    abort();
-  free(ring_keys);
-  free(ring_values);
-  free(normed);
-  free(mask);
-  return result;
-}
-
-/* The whole prompt; its tokens alone or, of a long one, pieces of 1, 2, 7, 64 and the rest; and what is behind those. */
-static void check(const struct shape *s, int kind, int type, int is_coded, int64_t tokens, const char *name) {
+static void check_layer(const struct shape *s, int kind, int type, int is_coded) {
   const int64_t D = 40, E = s->head_size, Q = s->heads * E, K = s->kv_heads * E, I = s->intermediate;
   const int64_t bytes = type == NG_FLOAT32 ? 4 : 2, sizes[] = {D, E, E, D, D, D};
   struct layer l = {.output = draw_matrix(D, Q, kind), .hidden = D, .heads = s->heads, .kv_heads = s->kv_heads,
@@ -174,13 +117,12 @@ static void check(const struct shape *s, int kind, int type, int is_coded, int64
     }
   char *hidden = draw_typed(tokens * D, type), *cosines = draw_typed(tokens * s->rotary, type);
   const int64_t one = key_bytes(&l), of_token = s->kv_heads * one;
-  char *sines = draw_typed(tokens * s->rotary, type), *keys = get(tokens * of_token), *values = get(tokens * of_token);
-  float *queries = get(tokens * Q * 4), *query = get(Q * 4);
-  char *key = get(of_token), *value = get(of_token);
-  if (ng_project_layer(&l, level, hidden, 1, tokens, cosines, sines, 1, queries, keys, values, NULL, 2)) abort();
-  char *all = leave(&l, s, hidden, queries, keys, values, tokens, 0, tokens, 2);
-  static const int64_t sizes_of_pieces[] = {1, 2, 7, 64, MANY};
-  for (int64_t t = 0, size, i = 0; t < tokens; t += size, i++) {
+  char *sines = draw_typed(TOKENS * s->rotary, type), *keys = get(TOKENS * of_token, 1), *values = get(TOKENS * of_token, 1);
+  float *queries = get(TOKENS * Q, 4), *query = get(Q, 4);
+  char *key = get(of_token, 1), *value = get(of_token, 1);
+  if (ng_project_layer(&l, level, hidden, 1, TOKENS, cosines, sines, 1, queries, keys, values, NULL, 2)) abort();
+  char *all = leave(&l, s, hidden, queries, keys, values, 0, TOKENS);
+  for (int64_t t = 0; t < TOKENS; t++) {
     const int64_t angle = t * s->rotary * bytes;
     size = tokens == TOKENS ? 1 : sizes_of_pieces[i] < tokens - t ? sizes_of_pieces[i] : tokens - t;
     if (ng_project_layer(&l, level, hidden + t * D * bytes, 1, 1, cosines + angle, sines + angle, 1, query, key,
@@ -223,7 +165,7 @@ static void check(const struct shape *s, int kind, int type, int is_coded, int64
   drop(l.down);
 }
 
-int main(int count, char **arguments) {
+static void check_layers(void) {
   static const struct shape shapes[] = {
       {4, 2, 16, 16, 48, 0, 0, 0, 0, 0}, {4, 1, 24, 8, 40, 0, 1, 0, 0, 0},  {3, 3, 64, 64, 33, 0, 0, 1, 0, 0},
       {8, 1, 32, 32, 64, 5, 1, 1, 2, 0}, {2, 2, 7, 6, 0, 3, 0, 0, 0.5f, 0}, {12, 2, 16, 0, 0, 0, 1, 1, 0, 0},
@@ -234,31 +176,12 @@ int main(int count, char **arguments) {
       {2, 1, 16, 16, 0, 50, 0, 1, 0, 0}, {8, 1, 20, 8, 0, KEY_BLOCK + 9, 1, 1, 2, 1},
   };
   static const int kinds[] = {NG_BF16, NG_CODES8, NG_CODES8_INT8};
-  level = count == 2 ? atoi(arguments[1]) : 0;
-  if (level < 1) {
-    fprintf(stderr, "usage: check_layer LEVEL, 1 or more\n");
-    return 2;
-  }
-  if (level > ng_level()) {
-    fprintf(stderr, "level %d is beyond what this processor has, %d\n", level, ng_level());
-    return 77;
-  }
   for (int is_coded = 0; is_coded < 2; is_coded++)
     for (int type = NG_FLOAT32; type <= NG_FLOAT16; type++)
       for (int kind = 0; kind < (is_coded ? 1 : 3); kind++)
         for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
-          char name[48];
           state = 0x9e3779b97f4a7c15u + (uint64_t)kinds[kind]; /* the same on every level */
           snprintf(name, sizeof name, "shape %d, kind %d, type %d%s", (int)i, kinds[kind], type, is_coded ? ", coded" : "");
-          check(shapes + i, kinds[kind], type, is_coded, TOKENS, name);
+          check_layer(shapes + i, kinds[kind], type, is_coded);
         }
-  for (int is_coded = 0; is_coded < 2; is_coded++)
-    for (int type = NG_FLOAT32; type <= NG_BFLOAT16; type++)
-      for (size_t i = 0; i < sizeof many / sizeof *many; i++) {
-        char name[48];
-        state = 0x9e3779b97f4a7c15u;
-        snprintf(name, sizeof name, "many tokens, shape %d, type %d%s", (int)i, type, is_coded ? ", coded" : "");
-        check(many + i, NG_BF16, type, is_coded, MANY, name);
-      }
-  return 0;
 }
