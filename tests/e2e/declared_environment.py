@@ -1,4 +1,4 @@
-"""A virtual environment that holds what a distribution declares to need, and nothing else.
+"""A virtual environment that holds what a distribution declares to need, and nothing else, or with an extra.
 
 What is installed where the tests run is linked into it, distribution by distribution, from the requirements in the
 wheel downwards. So an import that nobody declared fails there as it would at a user's, and nothing is downloaded.
@@ -16,7 +16,7 @@ from pathlib import Path
 
 from packaging.requirements import Requirement
 
-__all__ = ["make_environment", "metadata_of"]
+__all__ = ["add_extra", "make_environment", "metadata_of"]
 
 # The one thing in which what is installed is not what is declared: docs/installing.md.
 KNOWN = "libp2p 0.8.1 has requirement fastecdsa==2.3.2"
@@ -28,22 +28,36 @@ def metadata_of(wheel: Path) -> Distribution:
     return PathDistribution(zipfile.Path(wheel, f"{name}-{version}.dist-info/"))
 
 
-def make_environment(directory: Path, wheel: Path, *, extra: str = "") -> Path:
-    """Make it in `directory`, install the wheel with what `extra` adds; returns its folder of commands."""
+def make_environment(directory: Path, wheel: Path) -> Path:
+    """Make it in `directory`, and install the wheel; returns its folder of commands."""
     venv.create(directory, with_pip=False)
+    add_extra(directory, wheel, "")
+    install = _pip(directory, "install", "--quiet", "--no-deps", "--no-index", str(wheel))
+    assert install.returncode == 0, install.stdout + install.stderr
+    _check(directory)
+    return directory / "bin"
+
+
+def add_extra(directory: Path, wheel: Path, extra: str) -> None:
+    """Add to the environment in `directory` what an extra of the wheel needs."""
     (packages,) = directory.glob("lib/python*/site-packages")
     for needed in _needed(metadata_of(wheel), {extra}):
         _link(needed, packages)
-    commands = directory / "bin"
-    pip = [sys.executable, "-m", "pip", "--python", str(commands / "python")]
-    install, check = (
-        subprocess.run([*pip, "--disable-pip-version-check", *step], capture_output=True, text=True)
-        for step in (["install", "--quiet", "--no-deps", "--no-index", str(wheel)], ["check"])
-    )
-    assert install.returncode == 0, install.stdout + install.stderr
+    if extra:
+        _check(directory)
+
+
+def _check(directory: Path) -> None:
+    check = _pip(directory, "check")
     complaints = [line for line in check.stdout.splitlines() if not line.startswith(KNOWN)]
     assert complaints in ([], ["No broken requirements found."]), check.stdout + check.stderr
-    return commands
+
+
+def _pip(directory: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    pip = [sys.executable, "-m", "pip", "--python", str(directory / "bin" / "python")]
+    return subprocess.run(
+        [*pip, "--disable-pip-version-check", *words], capture_output=True, text=True
+    )
 
 
 def _needed(root: Distribution, extras: set[str]) -> Iterator[Distribution]:
