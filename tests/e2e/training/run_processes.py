@@ -7,18 +7,25 @@ import os
 import signal
 import subprocess
 import time
+from argparse import Namespace
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import trio
+
+from neurogrid.cli.commands.train_change import change
+from neurogrid.cli.terminal.screen import Screen
+from neurogrid.training.data.manifest import Manifest
 from neurogrid.training.runs.audit import audit
 from neurogrid.training.runs.entries import Entry, ResumedEntry, RoundEntry
 from neurogrid.training.runs.journal import read_journal
 from tests.e2e.preloaded import DEADLINE, TRAIN, WORKER, Popen
 
 __all__ = [
+    "FEW_WORDS",
     "RUN_FILE",
     "STAGE_PROGRAM",
     "RunProcesses",
@@ -55,8 +62,11 @@ lr = 3e-3
 batch_tokens = 256
 """
 
+# Some 3,400 samples, and an eighth of that.
+NUM_WORDS, FEW_WORDS = 24_000, 3_500
 
-def make_inputs(directory: Path, *, num_words: int = 24_000) -> None:
+
+def make_inputs(directory: Path, *, num_words: int = NUM_WORDS) -> None:
     """A config and a text, which is anything but random: numbers in words, one after the other."""
     (directory / "model.json").write_text(json.dumps(CONFIG))
     digits = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
@@ -172,6 +182,23 @@ class RunProcesses:
         """Wait until a round is in the figures."""
         self.wait(lambda: self.rounds() >= number, f"round {number} did not come")
 
+    def end_with_epoch(self, copy: Path | None = None) -> int:
+        """Have it end with the epoch after the one that goes on; how many there are then.
+
+        What is to happen before a run ends takes as long as it takes: the run is begun for more epochs than that.
+
+        Args:
+            copy: the directory of who leads it, if that is not the one that began it.
+        """
+        run = copy or self.run
+        manifest = Manifest.decode((run / "data" / "manifest.json").read_bytes())
+        num_used = sum(each.num_samples for entry in rounds_of(run) for each in entry.ranges)
+        epochs = num_used // manifest.num_samples + 2
+        words = [f"stop.epochs={epochs}"]
+        # In this process: a command of its own takes as long as some rounds.
+        trio.run(change, Namespace(directory=run, words=words), Screen())
+        return epochs
+
     def end(self) -> Path:
         """Wait for the end of the run; the checkpoint that it names."""
         assert self.leader is not None
@@ -200,9 +227,11 @@ class RunProcesses:
 
 
 @contextmanager
-def open_run(directory: Path, port: int, run_file: str) -> Iterator[RunProcesses]:
+def open_run(
+    directory: Path, port: int, run_file: str, *, num_words: int = NUM_WORDS
+) -> Iterator[RunProcesses]:
     """A run with this file, none of whose processes has begun."""
-    make_inputs(directory)
+    make_inputs(directory, num_words=num_words)
     (directory / "run.toml").write_text(run_file)
     processes = RunProcesses(directory, port)
     try:

@@ -39,7 +39,7 @@ micro_batches = 1
 r = 2
 targets = ["q_proj"]
 [stop]
-steps = 15
+steps = 6
 [eval]
 every = 0
 """

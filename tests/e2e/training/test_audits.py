@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
-import subprocess
 from pathlib import Path
 
 from neurogrid.p2p.hosts.identity import Identity
@@ -14,7 +12,8 @@ from neurogrid.training.runs.run_file import parse_run_file
 from neurogrid.training.runs.verdict import verify_journal
 from neurogrid.training.runs.witnessed_machine import epoch_rules, epochs_of
 from neurogrid.training.witnessed import Eject, EpochState, event_of
-from tests.e2e.preloaded import DEADLINE, TRAIN
+from tests.e2e import preloaded
+from tests.e2e.preloaded import TRAIN
 from tests.e2e.training.odd_auditing import PROGRAM
 from tests.e2e.training.odd_witnessed import PROGRAM as WITNESSED_PROGRAM
 from tests.e2e.training.run_processes import (
@@ -171,13 +170,7 @@ def test_who_says_two_things_is_ejected(tmp_path: Path) -> None:
         run.wait_round(run.rounds() + 2)
         figures, last, found = run.figures(), latest(run), ejections(run.run)
         shown = status(run)
-        told = subprocess.run(
-            [*TRAIN, "status", "run"],
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            timeout=DEADLINE,
-        )
+        told = preloaded.run([*TRAIN, "status", "run"], cwd=tmp_path)
         verdict = verify_journal(run.run, fault_of_epochs)
     twofold, whisperer = (
         Identity.load(tmp_path / name / "identity.key").peer_id for name in ("twofold", "whisperer")
@@ -203,7 +196,7 @@ def test_who_says_two_things_is_ejected(tmp_path: Path) -> None:
 def test_what_is_forged_is_refused_and_who_gives_nothing_is_dropped(tmp_path: Path) -> None:
     """A forger harms nobody; one that gives no momenta, and one that claims nothing, are members no more."""
     run_file = (
-        AUDITED.replace("train = 60", "train = 10").replace("witness = 10", "witness = 5")
+        AUDITED.replace("train = 60", "train = 6").replace("witness = 10", "witness = 3")
         + "rounds = 8\n[checks]\naudit = 1.0\n[stop]\nrounds = 60\n[members]\nmin = 2\n"
     )
     with open_run(tmp_path, free_port(), run_file) as run:

@@ -14,6 +14,7 @@ from neurogrid.training.data.manifest import Manifest
 from neurogrid.training.runs.entries import DealtEntry, DeputyEntry, Entry, LedEntry, RoundEntry
 from neurogrid.training.runs.journal import Journal, read_journal
 from neurogrid.training.runs.verdict import verify_journal
+from tests.e2e import preloaded
 from tests.e2e.preloaded import DEADLINE, TRAIN, Popen
 from tests.e2e.training.run_processes import (
     RUN_FILE,
@@ -26,7 +27,7 @@ from tests.ports import free_port
 
 FILE = (
     RUN_FILE
-    + "[stop]\nepochs = {epochs}\n[outer]\nevery = 8\nfragments = 2\ngrace = {grace}\n"
+    + "[stop]\nepochs = 1000\n[outer]\nevery = 8\nfragments = 2\ngrace = 2.0\n"
     + "[members]\nmin = 2\n[checkpoints]\nevery = 8\n"
 )
 NAMES = ("a", "b", "c")
@@ -58,12 +59,9 @@ class Deputy:
 
     def _ticket(self, run: RunProcesses) -> tuple[str, ...]:
         ticket = run.directory / "deputy-ticket"
-        made = subprocess.run(
+        made = preloaded.run(
             [*TRAIN[:-1], "ticket", "run/cluster", "--deputy", "--ticket-file", str(ticket)],
             cwd=run.directory,
-            capture_output=True,
-            text=True,
-            timeout=DEADLINE,
         )
         assert made.returncode == 0, made.stderr
         return "--join", f"@{ticket}"
@@ -115,11 +113,9 @@ class Deputy:
 
 
 @contextmanager
-def open_deputy(
-    directory: Path, *, epochs: int = 2, grace: float = 2.0
-) -> Iterator[tuple[RunProcesses, Deputy]]:
+def open_deputy(directory: Path) -> Iterator[tuple[RunProcesses, Deputy]]:
     """A run with three members that has made some rounds, and a deputy that has all of its journal."""
-    with open_run(directory, free_port(), FILE.format(epochs=epochs, grace=grace)) as run:
+    with open_run(directory, free_port(), FILE, num_words=6000) as run:
         run.lead()
         for name in NAMES:
             run.join(name)
@@ -134,7 +130,7 @@ def open_deputy(
             deputy.close()
 
 
-def check(deputy: Deputy, before: int) -> None:
+def check(deputy: Deputy, before: int, epochs: int) -> None:
     """The run went on, by the deputy's journal: all of it once, and under its own signature."""
     entries = entries_of(deputy.copy)
     (led,) = (number for number, entry in enumerate(entries) if isinstance(entry, LedEntry))
@@ -143,7 +139,7 @@ def check(deputy: Deputy, before: int) -> None:
     assert not [entry for entry in entries if entry.kind == "resumed"]
     used = used_samples(deputy.copy)
     manifest = Manifest.decode((deputy.copy / "data" / "manifest.json").read_bytes())
-    assert set(used.values()) == {2}
+    assert set(used.values()) == {epochs}
     assert len(used) == manifest.num_samples
     verdict = verify_journal(deputy.copy)
     assert verdict.is_whole, verdict.problem
@@ -163,10 +159,11 @@ def test_a_deputy_goes_on_where_its_leader_was_killed(tmp_path: Path) -> None:
         assert run.leader is not None
         assert run.leader.wait(DEADLINE) == 1
         assert "leads the run since term 1" in run.log
+        epochs = run.end_with_epoch(deputy.copy)
         checkpoint = deputy.end()
         assert (checkpoint / "tokenizer.json").is_file()
         assert took < 60
-    check(deputy, before)
+    check(deputy, before, epochs)
     recorded = read_journal(deputy.copy / "journal")
     led, dealt, round_ = (
         next(each.time for each in recorded[before:] if isinstance(each.entry, kind)) - began
@@ -186,16 +183,17 @@ def test_a_leader_that_stood_still_leads_no_more(tmp_path: Path) -> None:
         run.leader.send_signal(signal.SIGCONT)
         assert run.leader.wait(DEADLINE) == 1
         assert "leads the run since term 1" in run.log
+        epochs = run.end_with_epoch(deputy.copy)
         deputy.end()
         # It has written nothing since, or nothing that anybody followed: what it dealt none.
         after = entries_of(run.run)[before:]
         assert not [entry for entry in after if entry.kind in ("dealt", "round")], after
-    check(deputy, before)
+    check(deputy, before, epochs)
 
 
 def test_who_led_comes_back_as_the_deputy_and_leads_again(tmp_path: Path) -> None:
     """Two takeovers: the machine that began the run stands by after the first, and the second makes it the leader."""
-    with open_deputy(tmp_path, epochs=40) as (run, deputy):
+    with open_deputy(tmp_path) as (run, deputy):
         assert run.leader is not None
         run.leader.send_signal(signal.SIGSTOP)
         deputy.wait_for(len(entries_of(run.run)), RoundEntry)
@@ -235,7 +233,7 @@ def test_who_led_comes_back_as_the_deputy_and_leads_again(tmp_path: Path) -> Non
 
 def test_a_leader_goes_on_without_its_deputy(tmp_path: Path) -> None:
     """When half of the members have said that they have none."""
-    with open_deputy(tmp_path, epochs=40) as (run, deputy):
+    with open_deputy(tmp_path) as (run, deputy):
         deputy.process.kill()
         deputy.process.wait(DEADLINE)
         before = len(entries_of(run.run))

@@ -23,6 +23,7 @@ from tests.e2e.preloaded import DEADLINE
 from tests.e2e.training.recomputed import recompute
 from tests.e2e.training.run_processes import (
     CONFIG,
+    FEW_WORDS,
     RUN_FILE,
     entries_of,
     open_run,
@@ -99,7 +100,7 @@ def test_a_run_goes_on_from_any_folder_and_after_versions(tmp_path: Path) -> Non
     run_file = RUN_FILE + "[stop]\nepochs = 1\n[outer]\nevery = 8\n[checkpoints]\nevery = 2\n"
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
-    with open_run(tmp_path, free_port(), run_file) as run:
+    with open_run(tmp_path, free_port(), run_file, num_words=9000) as run:
         run.lead("--local-workers", "1", run_file="../run.toml", cwd=elsewhere)
         run.wait_round(2)
         run.kill()
@@ -141,9 +142,9 @@ def begin_as_before(run: Path, text: str) -> None:
 def test_a_run_survives_its_members_and_its_leader(tmp_path: Path) -> None:
     run_file = (
         RUN_FILE
-        + "[stop]\nepochs = 6\n[outer]\nevery = 8\nfragments = 2\ngrace = 3.0\n[members]\nmin = 2\n"
+        + "[stop]\nepochs = 1000\n[outer]\nevery = 8\nfragments = 2\ngrace = 3.0\n[members]\nmin = 2\n"
     )
-    with open_run(tmp_path, free_port(), run_file) as run:
+    with open_run(tmp_path, free_port(), run_file, num_words=6000) as run:
         run.lead()
         for name in ("a", "b", "c"):
             run.join(name)
@@ -159,13 +160,14 @@ def test_a_run_survives_its_members_and_its_leader(tmp_path: Path) -> None:
         run.lead("--resume")
         run.wait_round(run.rounds() + 1)
         run.kill_trainer_of_leader()
+        epochs = run.end_with_epoch()
         checkpoint = run.end()
         assert "the trainer's process was ended by signal 9" in run.log
     rounds = [entry.round for entry in rounds_of(run.run)]
     assert rounds == list(range(1, len(rounds) + 1))
     manifest = Manifest.decode((run.run / "data" / "manifest.json").read_bytes())
     used = used_samples(run.run)
-    assert set(used.values()) == {6}
+    assert set(used.values()) == {epochs}
     assert len(used) == manifest.num_samples
     # The leader was never without a member that went on: nothing was taken back.
     assert not [entry for entry in entries_of(run.run) if entry.kind == "resumed"]
@@ -185,7 +187,7 @@ def test_a_run_goes_on_with_another_number_of_members(tmp_path: Path) -> None:
         RUN_FILE
         + "[stop]\nepochs = 1\n[outer]\nevery = 8\nfragments = 1\n[checkpoints]\nevery = 2\n"
     )
-    with open_run(tmp_path, free_port(), run_file) as run:
+    with open_run(tmp_path, free_port(), run_file, num_words=12_000) as run:
         run.lead("--local-workers", "2")
         run.wait_round(4)
         run.kill()
@@ -200,9 +202,9 @@ def test_a_run_goes_on_with_another_number_of_members(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "outer",
     [
-        'method = "streaming"\nevery = 8\n',
-        'method = "streaming"\nevery = 8\noverlap = true\n',
-        'method = "diloco"\nevery = 8\n',
+        'method = "streaming"\nevery = 4\n',
+        'method = "streaming"\nevery = 4\noverlap = true\n',
+        'method = "diloco"\nevery = 4\n',
         'method = "data_parallel"\n',
     ],
     ids=["streaming", "overlap", "diloco", "data_parallel"],
@@ -252,10 +254,10 @@ def test_a_run_whose_group_is_lost_goes_on(tmp_path: Path, is_one_left: bool) ->
     weights of the last round. Without it there is the checkpoint."""
     run_file = (
         RUN_FILE
-        + "[stop]\nepochs = 4\n[outer]\nevery = 32\nfragments = 2\ngrace = 1.0\n"
+        + "[stop]\nepochs = 1000\n[outer]\nevery = 16\nfragments = 2\ngrace = 1.0\n"
         + "[members]\nmin = 1\n[checkpoints]\nevery = 4\n"
     )
-    with open_run(tmp_path, free_port(), run_file) as run:
+    with open_run(tmp_path, free_port(), run_file, num_words=6000) as run:
         run.lead()
         for name in ("a", "b"):
             run.join(name)
@@ -269,6 +271,7 @@ def test_a_run_whose_group_is_lost_goes_on(tmp_path: Path, is_one_left: bool) ->
             run.kill("a")
             run.join("a")
         last = rounds_of(run.run)[-1].round
+        epochs = run.end_with_epoch()
         run.lead("--resume", "--wait", "5")
         run.end()
     (resumed,) = (each for each in entries_of(run.run) if isinstance(each, ResumedEntry))
@@ -276,7 +279,7 @@ def test_a_run_whose_group_is_lost_goes_on(tmp_path: Path, is_one_left: bool) ->
     assert ("are those that a had" in run.log) == is_one_left
     used = used_samples(run.run)
     manifest = Manifest.decode((run.run / "data" / "manifest.json").read_bytes())
-    assert set(used.values()) == {4}
+    assert set(used.values()) == {epochs}
     assert len(used) == manifest.num_samples
 
 
@@ -285,11 +288,11 @@ def test_the_averaging_server_is_lost_and_then_all_members(tmp_path: Path) -> No
     come to: no round is taken back."""
     run_file = (
         RUN_FILE
-        + '[stop]\nepochs = 2\n[outer]\nmethod = "diloco"\nway = "server"\nevery = 4\ngrace = 2.0\n'
+        + '[stop]\nepochs = 1000\n[outer]\nmethod = "diloco"\nway = "server"\nevery = 4\ngrace = 2.0\n'
         + "[members]\nmin = 2\n[checkpoints]\nevery = 10_000\n"
     )
     names, said = ("a", "b", "c"), "averaging is led by this member"
-    with open_run(tmp_path, free_port(), run_file) as run:
+    with open_run(tmp_path, free_port(), run_file, num_words=FEW_WORDS) as run:
 
         def servers() -> list[str]:
             return [name for name in names if said in (tmp_path / f"{name}.log").read_text()]
@@ -317,6 +320,7 @@ def test_the_averaging_server_is_lost_and_then_all_members(tmp_path: Path) -> No
                 run.kill(name)
             run.join(name)
         run.wait_round(lost_at + 3)
+        epochs = run.end_with_epoch()
         run.end()
     resumed = [entry for entry in entries_of(run.run) if isinstance(entry, ResumedEntry)]
     assert len(resumed) == 1
@@ -324,4 +328,4 @@ def test_the_averaging_server_is_lost_and_then_all_members(tmp_path: Path) -> No
     rounds = [line["round"] for line in run.figures()]
     assert rounds == list(range(1, len(rounds) + 1))
     assert rounds == [entry.round for entry in rounds_of(run.run)]
-    assert set(used_samples(run.run).values()) == {2}
+    assert set(used_samples(run.run).values()) == {epochs}

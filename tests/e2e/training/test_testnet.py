@@ -46,10 +46,10 @@ def test_a_run_whose_worker_is_killed(tmp_path: Path, lines: tuple[str, ...]) ->
     """And a new one comes in its place; where lines are as they are, the run is made once more without that."""
     if lines and (reason := why_no_namespaces()):
         pytest.skip(reason)
-    make_inputs(tmp_path)
+    make_inputs(tmp_path, num_words=12_000)
     (tmp_path / "run.toml").write_text(RUN_FILE + SHORT)
-    options = ("--dir", "run", "--workers", "2", "--kill", "1", "--kill-every", "1", "--seed", "5")
-    options = (*options, "--join", "1", *(() if lines else ("--undisturbed",)))
+    options = ("--dir", "run", "--workers", "2", "--kill", "1", "--kill-every", "0.5")
+    options = (*options, "--seed", "5", "--join", "1", *(() if lines else ("--undisturbed",)))
     ended = run([*TRAIN, "testnet", "run.toml", *options, *lines], cwd=tmp_path)
     assert ended.returncode == 0, ended.stderr
     report = json.loads((tmp_path / "run" / "testnet.json").read_text())

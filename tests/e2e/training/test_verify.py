@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,8 @@ import pytest
 
 from neurogrid.p2p.hosts.identity import Identity
 from neurogrid.training.runs.entries import RoundEntry
-from tests.e2e.preloaded import DEADLINE, TRAIN
+from tests.e2e import preloaded
+from tests.e2e.preloaded import TRAIN
 from tests.e2e.training.run_processes import RUN_FILE, entries_of, open_run
 from tests.ports import free_port
 
@@ -25,7 +25,7 @@ DOMAIN = b"neurogrid run journal 1\0"
 def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     directory = tmp_path_factory.mktemp("verify")
     text = RUN_FILE + "[stop]\nepochs = 1\n[outer]\nevery = 8\n[checkpoints]\nevery = 4\n"
-    with open_run(directory, free_port(), text) as processes:
+    with open_run(directory, free_port(), text, num_words=6000) as processes:
         processes.lead("--local-workers", "2")
         processes.end()
         yield processes.run
@@ -33,15 +33,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 def verified(path: Path) -> tuple[int, dict[str, Any], str]:
     """The status, what the command says in JSON, and what it says to people."""
-    told = [
-        subprocess.run(
-            [*TRAIN, "verify", str(path), *options],
-            capture_output=True,
-            text=True,
-            timeout=DEADLINE,
-        )
-        for options in ((), ("--json",))
-    ]
+    told = [preloaded.run([*TRAIN, "verify", str(path), *options]) for options in ((), ("--json",))]
     assert told[0].returncode == told[1].returncode
     return told[0].returncode, json.loads(told[1].stdout), told[0].stdout
 

@@ -327,7 +327,7 @@ def test_odd_members_change_nothing(tmp_path: Path) -> None:
     """One whose results are none is out after a round; what is said in another's name is refused; one that says two
     things of a round is taken no more."""
     run_file = (
-        WITNESSED.replace("train = 60", "train = 10").replace("witness = 10", "witness = 5")
+        WITNESSED.replace("train = 60", "train = 6").replace("witness = 10", "witness = 3")
         + "rounds = 4\n[stop]\nrounds = 8\n[members]\nmin = 2\n"
     )
     with open_run(tmp_path, free_port(), run_file) as run:
