@@ -59,7 +59,7 @@ test-unit: .venv/.dev-ready kernels
 # With real processes, sockets and peers in other languages.
 test-e2e: .venv/.peers-ready kernels
 	$(PYTEST) tests/conformance -k libp2p
-	$(PYTEST) tests/e2e --durations=20
+	$(PYTEST) tests/e2e --no-loadscope-reorder --durations=20
 
 # What proves over minutes what a test of the others proves in seconds.
 test-long: .venv/.peers-ready kernels
