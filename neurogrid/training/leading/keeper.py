@@ -160,6 +160,7 @@ class Keeper:
         members: Collection[int],
         digests: tuple[int, int] = (0, 0),
         checks: Mapping[str, float] | None = None,
+        step_norm: float | None = None,
     ) -> None:
         """A round is in the common weights.
 
@@ -168,6 +169,7 @@ class Keeper:
             digests: of members' weights after a round, that were told since the last call: how many were those of the
                 leader, and how many were not.
             checks: figures of what members have found about each other's results since the last call.
+            step_norm: of the round's outer step; None where it made none, or where that is not known.
         """
         round_ = outer.round
         run = self._run_at(round_)

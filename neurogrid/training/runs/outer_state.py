@@ -188,6 +188,7 @@ class OuterState:
                 before = gather(self._outer.theta0, spans).clone()
             else:
                 late = self.contribution().mul_(self._freshness)
+        self.step_norm = None
         if sum(outcome.weights) < 1:
             self._outer.take(outcome.values[:part], spans)
         else:
