@@ -22,6 +22,8 @@ __all__ = ["write_message"]
 JOIN_BYTES = 64 * 1024
 # Bytes of one write: a peer that reads slowly is seen to read at all.
 PIECE_BYTES = 1024 * 1024
+# Bytes. Small neighbours are joined: each part is a frame of its own, which costs more than the copy.
+SMALL_BYTES = 1024
 
 
 async def write_message(stream: Stream, parts: Sequence[Data], *, bounds: Bounds) -> int:
@@ -34,9 +36,8 @@ async def write_message(stream: Stream, parts: Sequence[Data], *, bounds: Bounds
     After cancellation a part of the message may be sent, so that nothing else may be written to the stream.
     """
     num_bytes = sum(map(len, parts))
-    if num_bytes <= JOIN_BYTES:
-        parts = (b"".join(parts),)
-    for piece in _pieces(parts):
+    parts = (b"".join(parts),) if num_bytes <= JOIN_BYTES else _small_joined(parts)
+    for piece in _pieces(parts) if num_bytes > PIECE_BYTES else (parts,):
         piece_bytes = sum(map(len, piece))
         timeout = bounds.message_deadline(piece_bytes)
         try:
@@ -50,6 +51,23 @@ async def write_message(stream: Stream, parts: Sequence[Data], *, bounds: Bounds
                 f"{stream.peer_id} took less than {piece_bytes} B in {timeout:g} s: the stream was reset"
             )
     return num_bytes
+
+
+def _small_joined(parts: Sequence[Data]) -> list[Data]:
+    """The parts with small neighbours as one: a header, and the numbers that begin its Data."""
+    joined: list[Data] = []
+    small = b""
+    for part in parts:
+        if len(part) <= SMALL_BYTES:
+            small += part
+            continue
+        if small:
+            joined.append(small)
+            small = b""
+        joined.append(part)
+    if small:
+        joined.append(small)
+    return joined
 
 
 def _pieces(parts: Sequence[Data]) -> Iterator[list[Data]]:
