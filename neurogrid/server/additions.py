@@ -18,7 +18,6 @@ from typing import Final
 import trio
 
 from neurogrid.errors import ConfigurationError
-from neurogrid.p2p.trust.private_files import read_private, write_private
 
 __all__ = ["AddedAdapter", "AddedModel", "Additions", "model_state"]
 
@@ -83,7 +82,12 @@ class Additions:
             ConfigurationError: it cannot be read, or is not what was written.
         """
         additions = cls(file)
-        data = None if file is None else read_private(file, _MAX_BYTES)
+        if file is None:
+            return additions
+        # Here, since a command line is judged before libp2p is imported.
+        from neurogrid.p2p.trust.private_files import read_private
+
+        data = read_private(file, _MAX_BYTES)
         if data is not None:
             try:
                 additions._kept = _decode(data)
@@ -141,6 +145,8 @@ class Additions:
 
     async def _write(self, kept: _Kept) -> None:
         if self._file is not None:
+            from neurogrid.p2p.trust.private_files import write_private  # here, as above
+
             data = json.dumps({"version": _VERSION, **asdict(kept)}, indent=1).encode()
             await trio.to_thread.run_sync(write_private, self._file, data)
         self._kept = kept

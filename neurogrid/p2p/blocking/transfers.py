@@ -78,6 +78,9 @@ class TransferPolicy:
         """The blob with this id, for a peer that asked for it; None if it is not here."""
         return None
 
+    def served(self, peer_id: str, blob_id: bytes) -> None:
+        """What `provide` gave a peer is read no more: it was sent, or will not be. As `authorize`; once for each."""
+
 
 class Transfers(Blocking[AsyncTransfers]):
     """Transfers of blobs, in and out, on one protocol; one of these for each."""
@@ -143,6 +146,9 @@ class _PolicyInThreads(AsyncPolicy):
 
     async def provide(self, peer_id: str, blob_id: bytes) -> BlobSource | None:
         return await self._provide(peer_id, blob_id)
+
+    def served(self, peer_id: str, blob_id: bytes) -> None:
+        self._policy.served(peer_id, blob_id)
 
 
 def _on_protocol(
