@@ -509,6 +509,9 @@ class Leader:
                 outcome = await group.next_outcome(timeout=3600)
             except RoundTimeout:
                 continue
+            state = self._machine.state
+            if state.phase is Phase.ENDED and outcome.round > state.round:
+                return  # a round that members have made after the last one of the run
             with trio.CancelScope(shield=True):
                 await self._apply(group, outcome)
             # Not shielded: where another one leads, the decision is noted here no more.

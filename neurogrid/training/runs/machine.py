@@ -229,7 +229,8 @@ class RunMachine:
         if outcome.index <= self.state.index:
             return []
         wrong: list[str] = []
-        if outcome.round:
+        # Where a change has ended the run sooner, members may have agreed on one round more: it is none of the run.
+        if outcome.round and self.state.phase is not Phase.ENDED:
             self.change_due()
             contributions = []
             for peer, weight in outcome.weights.items():

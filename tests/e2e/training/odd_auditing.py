@@ -67,7 +67,8 @@ def acquittal(auditing: Any, finding: Finding) -> Finding:
 async def work_and_forge(auditing: Any, *compute: Any) -> None:
     """Findings against all that claimed, in all names, and one that is signed by nobody, before what is due."""
     rounds = auditing._rounds._rounds.values()
-    for round_ in [each for each in rounds if each.agreed is not None]:
+    # Of rounds that were drawn: about a claim at which it is to look, a false finding is another thing.
+    for round_ in [each for each in rounds if each.agreed is not None and each.audits is not None]:
         for about, (claim, signed) in round_.claims.items():
             finding = Finding(claim.digest(), bytes(32), bytes(32), bytes(32), 9.0)
             own = sign_finding(finding, auditing._identity)

@@ -244,7 +244,8 @@ def rounds_of(run: Path) -> list[RoundEntry]:
     """The rounds that the journal says, without those that were taken back; the journal is sound."""
     rounds: list[RoundEntry] = []
     entries = entries_of(run)
-    assert audit(entries).problems == ()
+    problems = audit(entries).problems
+    assert problems == (), problems
     for entry in entries:
         if isinstance(entry, ResumedEntry):
             rounds = [each for each in rounds if each.round <= entry.round]

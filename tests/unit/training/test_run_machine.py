@@ -19,7 +19,7 @@ from neurogrid.training.runs.entries import (
     RunEntry,
 )
 from neurogrid.training.runs.state import Phase, RunState, spans_of
-from tests.unit.training.simulated_run import SIZES, Cluster, drive, rules
+from tests.unit.training.simulated_run import RUN, SIZES, Cluster, drive, rules
 
 
 def used(journal: list[Entry]) -> Counter[tuple[int, int]]:
@@ -155,6 +155,20 @@ def test_parts_that_had_no_turn_are_synced_at_the_end() -> None:
         cluster.average()
     rounds = [entry for entry in cluster.journal if isinstance(entry, RoundEntry)]
     assert [bool(entry.ranges) for entry in rounds] == [True] * 4 + [False] * 2
+
+
+def test_a_round_that_is_made_after_the_last_one_is_none_of_the_run() -> None:
+    """A change has ended it sooner, and its members were at the work after that."""
+    cluster = Cluster(rules(max_rounds=4, max_samples=None, projected=False))
+    peer = cluster.join()
+    _, second = cluster.machine.works(0)
+    cluster.machine.rules = rules(max_rounds=1, max_samples=None, projected=False)
+    cluster.average()
+    assert cluster.state.phase is Phase.ENDED
+    cluster.index, cluster.round = 2, 2
+    assert cluster.decide({peer: float(second.share)}) == []
+    assert (cluster.state.index, cluster.state.round) == (2, 1)
+    assert audit([RUN, *cluster.journal]).problems == ()
 
 
 def test_a_member_that_is_late_contributes_both_works_to_the_next_round() -> None:
