@@ -183,9 +183,10 @@ class RunProcesses:
         self.wait(lambda: self.rounds() >= number, f"round {number} did not come")
 
     def end_with_epoch(self, copy: Path | None = None) -> int:
-        """Have it end with the epoch after the one that goes on; how many there are then.
+        """Have it end three epochs after the one that goes on; how many there are then.
 
-        What is to happen before a run ends takes as long as it takes: the run is begun for more epochs than that.
+        What is to happen before a run ends takes as long as it takes: the run is begun for more epochs than that. Of
+        the next ones samples may be dealt already when the change is read: rounds go on meanwhile.
 
         Args:
             copy: the directory of who leads it, if that is not the one that began it.
@@ -193,7 +194,7 @@ class RunProcesses:
         run = copy or self.run
         manifest = Manifest.decode((run / "data" / "manifest.json").read_bytes())
         num_used = sum(each.num_samples for entry in rounds_of(run) for each in entry.ranges)
-        epochs = num_used // manifest.num_samples + 2
+        epochs = num_used // manifest.num_samples + 4
         words = [f"stop.epochs={epochs}"]
         # In this process: a command of its own takes as long as some rounds.
         trio.run(change, Namespace(directory=run, words=words), Screen())

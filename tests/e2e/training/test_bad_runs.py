@@ -91,9 +91,10 @@ def test_a_manifest_that_lies_ends_a_run(tmp_path: Path) -> None:
     truth["slices"][0][0] = "ab" * 32
     path.write_text(json.dumps(truth, sort_keys=True, separators=(",", ":")))
     status, said = told_by(command, tmp_path)
-    assert status == 2, said
-    assert "1 of " in said.splitlines()[-1]
-    assert "and no node here has them after 1 s" in said.splitlines()[-1]
+    # There are no members either, and both are waited for as long: which of them it ends by is chance.
+    assert status in (1, 2), said
+    assert "1 of 10 slices are not in data, and no node here has them" in said
+    assert "Traceback" not in said
 
 
 def test_a_run_stops_after_its_tokens_or_its_hours(tmp_path: Path) -> None:
