@@ -299,13 +299,12 @@ int ng_project_layer(const struct layer *l, int level, const void *hidden, int64
 }
 
 /* The rest: attention of those tokens over N keys of their sequence, which end with their own, or over those that a
-   mask [sequences, T, N] names; output, and the MLP. Of each sequence the first
-   key is told. Into the hidden states that leave the layer; where no MLP is
-   told, into those before it, and their norm. */
+   mask [sequences, T, N] names, of which each sequence's first is told; output, and the MLP. Into the hidden states that
+   leave the layer; where no MLP is told, into those before it, and their norm. */
 int ng_finish_layer(const struct layer *l, int level, const void *hidden, int64_t sequences, int64_t tokens,
                       const float *queries, const struct states *keys, const struct states *values, int64_t N,
-                      const struct first_key *firsts, const uint8_t *mask, void *result, void *normed, const struct low_rank *const *adapters,
-                      int threads) {
+                      const struct first_key *firsts, const uint8_t *mask, void *result, void *normed,
+                      const struct low_rank *const *adapters, int threads) {
   return OF_LEVEL(finish)(l, level, hidden, sequences, tokens, queries, keys, values, N, firsts, mask, result, normed,
                           adapters, threads);
 }
