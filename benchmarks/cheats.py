@@ -9,7 +9,7 @@ between processors is real, too: products in bfloat16, other micro-batches, othe
     python benchmarks/cheats.py honest --seconds 900
 
 makes one part of it. What the members do is in `cheat_fleet.py`, and what kinds of processors there are in
-`cheat_processors.py`. More than 600 lines, since each part is a table of the same fleet, and a defence a column of each.
+`cheat_processors.py`. More than 600 lines, since each part is a table of one fleet, and a defence a column of each.
 """
 
 from __future__ import annotations
