@@ -100,6 +100,7 @@ async def test_adapters_come_back_unless_they_are_gone_or_changed(
 
     backend, additions = Backend(), Additions.read(file)
     app = make_app(adapter_routes(backend, root, additions))
+    # Told has of a coordinator what a server asks of one, here and below.
     with backend.serving(Told(model)):  # type: ignore[arg-type]
         for name in names:
             assert (await asked(app, "POST", name=name, path=name)).status == 200

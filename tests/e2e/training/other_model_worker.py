@@ -24,5 +24,6 @@ def settings(run: RunFile, config: str, **options: Any) -> Any:
 
 
 if __name__ == "__main__":
+    # In its place for this program alone: another library cannot be installed beside this one.
     participation.trainer_settings = settings  # type: ignore[attr-defined]
     sys.exit(main())
