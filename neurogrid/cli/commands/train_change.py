@@ -54,7 +54,7 @@ async def change(options: argparse.Namespace, screen: Screen) -> int:
         for line in changes_text(changed, wanted).splitlines():
             if line:
                 screen.print(line)
-        what = "step" if run.is_chain else "round"
+        what = "step" if run.rounds_are_steps else "round"
         screen.say(f"its leader takes that in before the next {what}, or with --resume")
     return ExitStatus.OK
 

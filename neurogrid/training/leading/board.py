@@ -370,8 +370,7 @@ class RunBoard(QuietProgress):
         elif isinstance(entry, ResumedEntry):
             self._resume(entry.round, at)
             self._trials.clear()
-            is_of_steps = self.run_file.is_chain and self.run_file.layout.replicas == 1
-            what = "step" if is_of_steps else "round"
+            what = "step" if self.run_file.rounds_are_steps else "round"
             told = (EventKind.BEGAN, f"goes on from {what} {entry.round}", Severity.INFO)
         elif isinstance(entry, StoppingEntry):
             told = (EventKind.ENDING, f"deals no more: {entry.reason}", Severity.INFO)

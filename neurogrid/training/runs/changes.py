@@ -43,6 +43,10 @@ _OF_STAGES: Final = (
     *("inner.lr", "inner.clip", "inner.batch_tokens", *_OF_ALL, "checkpoints.every"),
     *("outer.grace", "layout.micro_batches", "layout.state_every"),
 )
+# Replicas have taken their batches, and how these are cut, into a round that goes on.
+_OF_REPLICAS: Final = tuple(
+    word for word in _OF_STAGES if word not in ("inner.batch_tokens", "layout.micro_batches")
+)
 
 
 class Changes:
@@ -180,7 +184,7 @@ def differing(before: RunFile, after: RunFile) -> tuple[tuple[str, str], ...]:
 
 def told(entry: ChangedEntry, run: RunFile) -> str:
     """What is changed, for people."""
-    what = "step" if run.is_chain else "round"
+    what = "step" if run.rounds_are_steps else "round"
     values = ", ".join(f"{key} = {value}" for key, value in entry.changes)
     return f"from {what} {entry.round} on: {values}"
 
@@ -196,11 +200,13 @@ def _place(run: RunFile, word: str) -> tuple[type[Section], str]:
         )
     section = SECTIONS[title]
     check_keys(section, [key], section.keys)
-    if run.layout.replicas > 1:
-        raise section.fault(key, "cannot be changed while a run of several replicas goes on")
-    allowed = _OF_STAGES if run.is_chain else _OF_ALL
+    allowed: tuple[str, ...] = _OF_ALL
+    if run.is_chain:
+        allowed = _OF_STAGES if run.rounds_are_steps else _OF_REPLICAS
     if word not in allowed:
         told = f"changed may be {', '.join(allowed)}"
+        if word in _OF_STAGES and run.is_chain:
+            raise section.fault(key, f"stays while a run of several replicas goes on; {told}")
         if word in _OF_STAGES:
             raise WrongValueError(
                 f"while a run of whole models goes on, {section.called(key)} stays: members go by the run file that "

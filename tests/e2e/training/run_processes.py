@@ -195,10 +195,12 @@ class RunProcesses:
         manifest = Manifest.decode((run / "data" / "manifest.json").read_bytes())
         num_used = sum(each.num_samples for entry in rounds_of(run) for each in entry.ranges)
         epochs = num_used // manifest.num_samples + 4
-        words = [f"stop.epochs={epochs}"]
-        # In this process: a command of its own takes as long as some rounds.
-        trio.run(change, Namespace(directory=run, words=words), Screen())
+        self.change(f"stop.epochs={epochs}", run=run)
         return epochs
+
+    def change(self, *words: str, run: Path | None = None) -> None:
+        """`neurogrid train change`, in this process: a command of its own takes as long as some rounds."""
+        trio.run(change, Namespace(directory=run or self.run, words=[*words]), Screen())
 
     def end(self) -> Path:
         """Wait for the end of the run; the checkpoint that it names."""

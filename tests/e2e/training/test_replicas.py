@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import sys
 from pathlib import Path
@@ -14,7 +15,8 @@ from neurogrid.training.data.dealing import SampleRange
 from neurogrid.training.data.slices import read_manifest, slice_path
 from neurogrid.training.optimizers import OuterOptimizer
 from neurogrid.training.optimizers.gradients import token_weighted_loss
-from neurogrid.training.runs.entries import ResumedEntry, RoundEntry, RunEntry
+from neurogrid.training.runs.changes import Changes, run_at
+from neurogrid.training.runs.entries import ChangedEntry, ResumedEntry, RoundEntry, RunEntry
 from neurogrid.training.runs.estimate import BASE_BYTES
 from neurogrid.training.runs.inner_optimizer import make_optimizer, rates_of
 from neurogrid.training.runs.run_file import parse_run_file
@@ -60,7 +62,12 @@ every = 3
 samples = 32
 """
 )
-LONGER = REPLICAS.replace(f"rounds = {NUM_ROUNDS}", "rounds = 12").replace("min = 2", "min = 1")
+# It ends once `end_after` says so: the rate is the same in each step, however many there will be.
+LONGER = (
+    REPLICAS.replace(f"rounds = {NUM_ROUNDS}", "rounds = 4000")
+    .replace("min = 2", "min = 1")
+    .replace('"sgd"', '"sgd"\nschedule = "constant"\nwarmup = 0')
+)
 # Of the 920 kB that the model takes with what it learns by, room for a part.
 PART, THIRD = str(BASE_BYTES // 2 + 700_000), str(BASE_BYTES // 2 + 480_000)
 
@@ -73,14 +80,16 @@ def simulated(run: Path) -> tuple[dict[str, Tensor], list[float]]:
     model = make_model("causal-lm", config, seed=run_file.seed, checkpoint=None).train()
     parameters = list(model.parameters())
     reader = BatchReader("causal-lm", model.config)
-    assert run_file.stop.rounds is not None
-    rate_of = rates_of(run_file.inner, run_file.stop.rounds * EVERY)
+    changes = Changes.of(entries_of(run))
     vector = torch.nn.utils.parameters_to_vector(parameters).detach()
     outer = OuterOptimizer(vector, lr=run_file.outer.lr, momentum=run_file.outer.momentum)
     losses = []
     works = works_of(run)
     for entry, shares in zip(rounds_of(run), works, strict=True):
         differences, weights, total, labels = [], [], 0.0, 0
+        changed = run_at(run_file, changes, entry.round)
+        assert changed.stop.rounds is not None
+        rate_of = rates_of(changed.inner, changed.stop.rounds * EVERY)
         for ranges in shares:
             torch.nn.utils.vector_to_parameters(outer.theta0.clone(), parameters)
             optimizer = make_optimizer(run_file.inner, parameters)
@@ -180,36 +189,47 @@ def begin(run: RunProcesses) -> None:
     run.wait(lambda: num_contributors(run)[-1:] == [2], "there were never two replicas")
 
 
-def check_came_back(run: RunProcesses) -> None:
-    """A replica was missing for a while, and then it was there again."""
-    nums = num_contributors(run)
-    first = nums.index(2)
-    assert 1 in nums[first:], nums
-    missing = nums.index(1, first)
-    assert 2 in nums[missing:], nums
-    check_equal(run)
+def wait_for(run: RunProcesses, num: int) -> None:
+    """Wait for a round of so many replicas, after those that there are."""
+    before = len(num_contributors(run))
+    run.wait(lambda: num in num_contributors(run)[before:], f"no round had {num} replicas")
+
+
+def is_lost(run: RunProcesses, name: str) -> bool:
+    """Whether a replica was done without since a machine of it is gone: it was missed, or was to be told something."""
+    return bool(
+        re.search(rf"{name} (is lost|cannot be reached: [^\n]*)\. The others go on", run.log)
+    )
+
+
+def end_after(run: RunProcesses, rounds: int) -> None:
+    """Have the run end so many rounds from now, and wait for its end."""
+    run.change(f"stop.rounds={run.rounds() + rounds}")
+    run.end()
 
 
 def test_a_round_goes_on_without_a_chain_that_lost_a_stage(tmp_path: Path) -> None:
     with open_run(tmp_path, free_port(), LONGER) as run:
         begin(run)
         run.kill("two")
-        run.wait(lambda: num_contributors(run)[-1] == 1, "nobody went on")
+        wait_for(run, 1)
         run.join("two", "--memory-limit", PART)
-        run.end()
-        check_came_back(run)
-        assert "two is lost. The others go on" in run.log
+        wait_for(run, 2)
+        end_after(run, 3)
+        check_equal(run)
+        assert is_lost(run, "two")
 
 
 def test_a_chain_goes_on_without_the_machine_that_has_it_all(tmp_path: Path) -> None:
     with open_run(tmp_path, free_port(), LONGER) as run:
         begin(run)
         run.kill("whole")
-        run.wait(lambda: num_contributors(run)[-1] == 1, "nobody went on")
+        wait_for(run, 1)
         run.join("whole")
-        run.end()
-        check_came_back(run)
-        assert "whole is lost. The others go on" in run.log
+        wait_for(run, 2)
+        end_after(run, 3)
+        check_equal(run)
+        assert is_lost(run, "whole")
 
 
 def test_a_machine_that_hangs_in_a_round_is_done_without(tmp_path: Path) -> None:
@@ -218,7 +238,8 @@ def test_a_machine_that_hangs_in_a_round_is_done_without(tmp_path: Path) -> None
         hung = run.workers["one"]
         hung.send_signal(signal.SIGSTOP)
         try:
-            run.end()
+            wait_for(run, 1)
+            end_after(run, 3)
         finally:
             hung.send_signal(signal.SIGCONT)
         assert num_contributors(run)[-1] == 1
@@ -228,7 +249,7 @@ def test_a_machine_that_hangs_in_a_round_is_done_without(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("kind", "told"),
     [
-        ("dies", "odd is lost. The others go on"),
+        ("dies", ""),
         ("lies", "has come to another average than the others"),
         ("silent", ""),
     ],
@@ -243,11 +264,14 @@ def test_a_replica_that_is_odd_in_an_attempt_changes_nothing(
         for name in ("one", "two"):
             run.join(name, "--memory-limit", PART)
         run.join("odd", program=(*ODD, kind))
-        run.end()
-        assert told in run.log
-        nums = num_contributors(run)
-        assert 2 in nums
-        assert nums[-1] == (1 if kind == "dies" else 2)
+        run.wait(lambda: 2 in num_contributors(run), "the odd one was never in a round")
+        if kind == "dies":
+            run.wait(lambda: is_lost(run, "odd"), "it did not die")
+        run.wait(lambda: told in run.log, f"nobody said: {told}")
+        for _ in range(2):
+            wait_for(run, 1 if kind == "dies" else 2)
+        end_after(run, 3)
+        assert num_contributors(run)[-1] == (1 if kind == "dies" else 2)
         check_equal(run)
 
 
@@ -258,13 +282,18 @@ def test_the_leader_is_killed_and_comes_back(tmp_path: Path) -> None:
         begin(run)
         run.wait_round(5)
         run.kill()
+        run.change("inner.lr=0.05")
         run.lead("--resume")
-        run.end()
+        wait_for(run, 2)
+        run.change("inner.lr=0.02")
+        wait_for(run, 2)
+        end_after(run, 3)
+        changed = [each for each in entries_of(run.run) if isinstance(each, ChangedEntry)]
+        assert {word for each in changed for word, _ in each.changes} == {"inner.lr", "stop.rounds"}
         check_equal(run)
-        assert num_contributors(run)[-1] == 2
         # It has ended, and says so.
         run.lead("--resume")
-        assert run.end().name == f"step-{12 * EVERY}"
+        assert run.end().name == f"step-{run.rounds() * EVERY}"
 
 
 def test_all_are_lost_and_come_back(tmp_path: Path) -> None:
@@ -277,7 +306,8 @@ def test_all_are_lost_and_come_back(tmp_path: Path) -> None:
         run.wait(lambda: "the replicas go on from the state" in run.log, "nobody began anew")
         run.join("whole")
         run.join("two", "--memory-limit", PART)
-        run.end()
+        run.wait(lambda: num_contributors(run)[-1:] == [2], "they did not come back")
+        end_after(run, 3)
         check_equal(run)
 
 
@@ -306,8 +336,10 @@ def test_replicas_learn_an_adapter(tmp_path: Path) -> None:
         run.wait(lambda: num_contributors(run)[-1:] == [2], "there were never two replicas")
         run.kill("other")
         run.join("other")
-        run.end()
-        figures = run.figures()
-        assert figures[-1]["eval_loss"] < figures[2]["eval_loss"]
+        run.wait_round(10)
+        wait_for(run, 2)
+        end_after(run, 3)
+        losses = [line["eval_loss"] for line in run.figures() if "eval_loss" in line]
+        assert losses[-1] < losses[0]
         assert (run.run / "checkpoints" / "latest" / "adapter_model.safetensors").exists()
         assert set(used_samples(run.run).values()) == {1}

@@ -35,6 +35,10 @@ from neurogrid.training.runs.state import Occupant, Phase, RunState
 TEXT = '[model]\nconfig = "embedded"\n[data]\npath = "data/"\n[stop]\nsteps = 16\n'
 WHOLE = parse_run_file(TEXT)
 STAGES = parse_run_file(f"{TEXT}[layout]\nstages = 2\n[inner]\nbatch_tokens = 512\n")
+REPLICAS = parse_run_file(
+    TEXT.replace("steps = 16", "rounds = 6")
+    + '[layout]\nstages = 2\nreplicas = 2\n[outer]\nmethod = "diloco"\nevery = 5\n'
+)
 SAMPLE_TOKENS = STAGES.data.sequence_length
 
 
@@ -105,6 +109,37 @@ def test_of_whole_models_only_what_is_the_leaders_own_is_changed() -> None:
             ConfigurationError, match=r"while a run of whole models goes on, .* stays"
         ):
             changed_run(WHOLE, values_of([word]))
+
+
+def test_of_replicas_what_a_round_was_begun_with_stays() -> None:
+    changed = changed_run(REPLICAS, values_of(["stop.rounds=9", "inner.lr=0.5", "outer.grace=7"]))
+    assert (changed.stop.rounds, changed.inner.lr, changed.outer.grace) == (9, 0.5, 7)
+    assert told(ChangedEntry(4, (("inner.lr", "0.5"),)), REPLICAS).startswith("from round 4 on")
+    for word in ("inner.batch_tokens=4096", "layout.micro_batches=2"):
+        with pytest.raises(
+            ConfigurationError, match="stays while a run of several replicas goes on; changed may"
+        ):
+            changed_run(REPLICAS, values_of([word]))
+
+
+def test_of_replicas_rates_hold_for_the_steps_of_a_round() -> None:
+    state = RunState((50, 50), seed=1, num_epochs=None)
+
+    def rules_of(run: RunFile) -> Rules:
+        assert run.stop.rounds is not None
+        return Rules(*(2, 2, 1, 5), projected=False, max_rounds=run.stop.rounds)
+
+    rates = StepRates(REPLICAS, state, rules_of)
+    first = rates_of(REPLICAS.inner, 6 * 5)
+    assert [rates.rate(step) for step in range(30)] == [first(step) for step in range(30)]
+    assert rates.changed(29) == (None, None)
+    state.changes.take(ChangedEntry(3, (("inner.lr", "0.5"), ("inner.clip", "2"))))
+    state.changes.take(ChangedEntry(4, (("stop.rounds", "12"),)))
+    second = rates_of(replace(REPLICAS.inner, lr=0.5), 6 * 5)
+    third = rates_of(replace(REPLICAS.inner, lr=0.5), 12 * 5)
+    assert rates.changed(9) == (None, None)
+    assert [rates.changed(step) for step in (10, 14)] == [(second(10), 2.0), (second(14), 2.0)]
+    assert rates.changed(15) == (third(15), 2.0)
 
 
 def test_what_is_wanted_is_written_and_read_again() -> None:

@@ -17,7 +17,7 @@ _BATCH: Final = "inner.batch_tokens"
 
 
 class StepRates:
-    """Rates by steps, of which each is a round.
+    """Rates by steps, each in the round that it is of.
 
     Args:
         run: the run file.
@@ -27,29 +27,35 @@ class StepRates:
 
     def __init__(self, run: RunFile, state: RunState, rules_of: Callable[[RunFile], Rules]) -> None:
         self._run, self._state, self._rules_of = run, state, rules_of
+        self._every = rules_of(run).steps
 
     def rate(self, step: int) -> float:
         """The learning rate of a step, from 0."""
-        inner = run_at(self._run, self._state.changes, step + 1).inner
-        return rates_of(inner, self._total_steps(step + 1))(step)
+        round_ = self._round_of(step)
+        inner = run_at(self._run, self._state.changes, round_).inner
+        return rates_of(inner, self._total_steps(round_))(step)
 
     def changed(self, step: int) -> tuple[float | None, float | None]:
         """The learning rate and the clipping of a step, where they are not those of the run file."""
-        first, now = self._run.inner, run_at(self._run, self._state.changes, step + 1).inner
-        is_same = now.lr == first.lr and self._total_steps(step + 1) == self._total_steps(0)
+        round_ = self._round_of(step)
+        first, now = self._run.inner, run_at(self._run, self._state.changes, round_).inner
+        is_same = now.lr == first.lr and self._total_steps(round_) == self._total_steps(0)
         return None if is_same else self.rate(step), None if now.clip == first.clip else now.clip
+
+    def _round_of(self, step: int) -> int:
+        return step // self._every + 1
 
     def _total_steps(self, round_: int) -> int:
         """Steps of the whole schedule, as it holds in a round."""
         changes = self._state.changes
         rules = self._rules_of(run_at(self._run, changes, round_))
-        known = [] if rules.max_rounds is None else [rules.max_rounds]
-        if rules.max_samples is not None:
+        total = rules.total_steps
+        if rules.max_samples is not None and _BATCH in changes.at(round_):
             # Batches of other sizes were dealt before: what is left of the samples makes so many more.
             last = max((each.round for each in changes.made if each.round <= round_), default=0)
-            has_sizes = _BATCH in changes.at(round_)
-            steps, samples = self._state.dealt_before[last] if has_sizes else (0, 0)
+            steps, samples = self._state.dealt_before[last]
             left = max(rules.max_samples - samples, 0)
-            known.append(steps + -(-left // rules.batch_samples))
+            total = steps + -(-left // rules.batch_samples)
+            total = min(total, rules.max_rounds or total)
         # As stages count it where the run has no end that is known.
-        return min(known, default=0) or 1
+        return total or 1

@@ -121,7 +121,7 @@ class ReplicasLeader(ChainLeader):
             )
         self._machine.resume(kept)
         self._keeper.figures.resumed(kept)
-        hours = self._facts.run_file.stop.hours
+        hours = self._run_at(self._machine.state.round + 1).stop.hours
         if self._has_begun and hours is not None and self._keeper.seconds >= 3600 * hours:
             self._machine.stop(f"{hours:g} hours are over")
         self._keeper.write(self._machine.drain())
@@ -253,6 +253,7 @@ class ReplicasLeader(ChainLeader):
         step, replicas = self._step, list(self._replicas.values())
         if self._machine.state.phase is Phase.ENDED:
             return
+        self._take_changes()
         for replica in replicas:
             replica.begin(next(iter(self._machine.works(replica.seat)), None))
         if not any(replica.work for replica in replicas):
@@ -279,7 +280,7 @@ class ReplicasLeader(ChainLeader):
 
     async def _wait_for(self, replicas: Sequence[Replica]) -> None:
         """Wait until all have taken their steps, or those are late that have not."""
-        outer = self._facts.run_file.outer
+        outer = self._run_at(self._machine.state.round + 1).outer
         working = [each for each in replicas if each.work is not None]
         quorum = min(outer.quorum, len(working))
         began, until = trio.current_time(), math.inf
@@ -453,8 +454,9 @@ class ReplicasLeader(ChainLeader):
 
     async def _conclude(self, replicas: Sequence[Replica]) -> None:
         """Have replicas take over a round that is decided; keep the state, and say how it went."""
-        state, run = self._machine.state, self._facts.run_file
+        state = self._machine.state
         number, is_last = state.round, state.phase is Phase.ENDED
+        run = self._run_at(number)
         is_due = self._step % run.steps_between_states == 0
         is_due = is_due or number % run.checkpoints.every == 0
         # Whoever comes in begins with it.
@@ -507,7 +509,7 @@ class ReplicasLeader(ChainLeader):
 
     async def _note_round(self, number: int, *, is_last: bool) -> None:
         """Figures of a round, and evaluation by one of the replicas."""
-        run = self._facts.run_file
+        run = self._run_at(number)
         is_due = run.eval.every and (is_last or number % run.eval.every == 0)
         for replica in list(self._replicas.values()) if is_due and self._manifest.held_out else ():
             try:

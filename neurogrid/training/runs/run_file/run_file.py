@@ -90,6 +90,11 @@ class RunFile(Section):
         return max(layout.stages, layout.stage_members, layout.replicas) > 1 or self.adapter.r > 0
 
     @property
+    def rounds_are_steps(self) -> bool:
+        """Whether a round is one step, of one chain."""
+        return self.is_chain and self.layout.replicas == 1
+
+    @property
     def is_witnessed(self) -> bool:
         """Whether witnesses say which results of a round are applied."""
         return self.outer.method == "distro"
