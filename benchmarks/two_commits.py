@@ -1,12 +1,13 @@
 """Is one commit slower than another? Both are alive at once, and do a round each in turn.
 
-    python benchmarks/two_commits.py BEFORE AFTER decode 65536 1048576 [--rounds 30] [--no-file]
+    python benchmarks/two_commits.py BEFORE AFTER decode sessions-8 65536 1048576 [--rounds 30] [--no-file]
 
-`decode`: tokens a second of a Llama of 8 layers, hidden size 512, over two workers, as `decode.py` has it. A number:
-MB a second of messages of so many bytes between two processes, through `Protocol` 1.1.0, as `transport.py` has it. Each
-commit has a worktree of its own and its own copy of these two files; one machine that drifts drifts for both, which a
-run of one after the other does not give. A pair is one round of each; the order changes with each pair. Products are
-torch's own: kernels are not compiled.
+`decode`: tokens a second of a Llama of 8 layers, hidden size 512, over two workers, as `decode.py` has it.
+`sessions-N`: the same of N sessions at once, as `sessions.py` has it. A number: MB a second of messages of so many
+bytes between two processes, through `Protocol` 1.1.0, as `transport.py` has it. Each commit has a worktree of its own
+and its own copy of these three files; one machine that drifts drifts for both, which a run of one after the other does
+not give. A pair is one round of each; the order changes with each pair. Products are torch's own: kernels are not
+compiled.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from statistics import quantiles
-from typing import Any, Final
+from typing import Final
 
 import trio
 
@@ -68,6 +69,33 @@ async def _decode_side(model: Path) -> None:
             async def a_round() -> float:
                 timing, _ = await decode.time_ours(coordinator, prompt, NEW_TOKENS)
                 return timing.rate
+
+            await _serve_rounds(a_round)
+
+
+async def _sessions_side(model: Path, count: int) -> None:
+    import decode  # of the commit
+    import sessions
+
+    from neurogrid import CoordinatorSettings, open_coordinator
+
+    draw = random.Random(1)
+    prompts = [[draw.randrange(2, 32_000) for _ in range(PROMPT_TOKENS)] for _ in range(count)]
+    with decode.workers(2) as addresses:
+        settings = CoordinatorSettings(
+            model=model,
+            peers=tuple(addresses),
+            stages=2,
+            max_seq_len=PROMPT_TOKENS + NEW_TOKENS,
+            max_sessions=count,
+            prefix_reuse=False,
+        )
+        async with open_coordinator(settings) as coordinator:
+
+            async def a_round() -> float:
+                rate, _, tokens = await sessions.rate(coordinator, prompts, NEW_TOKENS)
+                assert all(len(each) == NEW_TOKENS for each in tokens)
+                return rate
 
             await _serve_rounds(a_round)
 
@@ -156,7 +184,7 @@ def compare(trees: list[Path], what: str, model: Path, rounds: int) -> tuple[str
     ratios = [after / before for before, after in zip(*found, strict=True)]
     low, middle, high = quantiles(ratios, n=4)
     return (
-        what if what == "decode" else f"{int(what):,} B",
+        f"{int(what):,} B" if what.isdecimal() else what,
         *(spread(each).show() for each in found),
         f"{middle:.3f} ({low:.3f} to {high:.3f})",
         f"{spread(found[1]).middle / spread(found[0]).middle:.3f}",
@@ -167,7 +195,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("before")
     parser.add_argument("after")
-    parser.add_argument("what", nargs="+", help="decode, or bytes of a message")
+    parser.add_argument("what", nargs="+", help="decode, sessions-N, or bytes of a message")
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--no-file", action="store_true")
     options = parser.parse_args()
@@ -180,7 +208,7 @@ def main() -> None:
             for number, commit in enumerate((options.before, options.after))
         ]
         model = directory / "model"
-        if "decode" in options.what:
+        if not all(map(str.isdecimal, options.what)):
             import decode
 
             decode.make_model(decode.SIZES[SIZE], model)
@@ -198,8 +226,12 @@ def main() -> None:
 
 def _be_a_side(tree: str, what: str, model: str) -> None:
     sys.path[0] = str(Path(tree) / "benchmarks")
-    run: Callable[..., Any] = _decode_side if what == "decode" else _transport_side
-    trio.run(run, Path(model) if what == "decode" else int(what))
+    if what == "decode":
+        trio.run(_decode_side, Path(model))
+    elif what.isdecimal():
+        trio.run(_transport_side, int(what))
+    else:
+        trio.run(_sessions_side, Path(model), int(what.removeprefix("sessions-")))
 
 
 if __name__ == "__main__":
