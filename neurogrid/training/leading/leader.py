@@ -535,9 +535,11 @@ class Leader:
 
     async def _note_applied(self) -> None:
         """Have kept what is in the common weights."""
-        # The decision is older than its outcome.
-        while self._machine.state.round < self._state.round:
-            await self._changed.wait()
+        await self._wait_decided()
+        if (last := self._machine.state.round) < self._state.round:
+            raise GroupLostError(
+                f"round {last} was the run's last, and the members have the weights of a later one only"
+            )
         if self._kept == self._state.round:
             return
         self._kept = self._state.round
@@ -550,6 +552,13 @@ class Leader:
             step_norm=self._state.step_norm,
         )
         self._applied.set()
+
+    async def _wait_decided(self) -> None:
+        """Wait until what is in the common weights is decided here, too, or the run has ended before it."""
+        state = self._machine.state
+        # The decision is older than its outcome.
+        while state.round < self._state.round and state.phase is not Phase.ENDED:
+            await self._changed.wait()
 
     async def _digest_weights(self) -> None:
         digest = await trio.to_thread.run_sync(self._state.digest)
@@ -866,6 +875,9 @@ class Leader:
         self._write()
 
     async def _watch_changes(self) -> None:
+        await (
+            self._wait_decided()
+        )  # rounds that were made without the leader are as they were dealt
         while True:
             if self._changes.take():
                 self._write()

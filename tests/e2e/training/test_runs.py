@@ -14,8 +14,10 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from neurogrid.p2p.hosts.identity import Identity
 from neurogrid.training.data.manifest import Manifest
-from neurogrid.training.runs.entries import JoinedEntry, ResumedEntry, RunEntry
+from neurogrid.training.runs.entries import ChangedEntry, JoinedEntry, ResumedEntry, RunEntry
+from neurogrid.training.runs.journal import Journal
 from neurogrid.training.runs.kept_run import differing_keys
 from neurogrid.training.runs.run_directory import RunDirectory
 from neurogrid.training.runs.run_file import parse_run_file
@@ -281,6 +283,34 @@ def test_a_run_whose_group_is_lost_goes_on(tmp_path: Path, is_one_left: bool) ->
     manifest = Manifest.decode((run.run / "data" / "manifest.json").read_bytes())
     assert set(used.values()) == {epochs}
     assert len(used) == manifest.num_samples
+
+
+def test_members_that_are_past_the_last_round_are_taken_back(tmp_path: Path) -> None:
+    """The leader was killed once it had written that the next round is the last; members had work for one more."""
+    run_file = (
+        RUN_FILE
+        + '[stop]\nrounds = 4000\n[outer]\nmethod = "diloco"\nevery = 8\ngrace = 1.0\n'
+        + "[members]\nmin = 2\n[checkpoints]\nevery = 4\n[eval]\nevery = 0\n"
+    )
+    with open_run(tmp_path, free_port(), run_file) as run:
+        run.lead()
+        for name in ("a", "b"):
+            run.join(name)
+        run.wait_round(6)
+        run.kill()
+        run.wait_trained("a", "b")
+        last = rounds_of(run.run)[-1].round + 1
+        identity = Identity.load(run.run / "cluster" / "identity.key")
+        with Journal.open(run.run / "journal", identity) as journal:
+            journal.append(ChangedEntry(last, (("stop.rounds", str(last)),)))
+        run.lead("--resume")
+        checkpoint = run.end()
+    assert f"round {last} was the run's last, and the members have" in run.log
+    assert rounds_of(run.run)[-1].round == last
+    assert sorted({line["round"] for line in run.figures()}) == list(range(1, last + 1))
+    assert checkpoint.name == f"step-{8 * last}"
+    (resumed,) = (each for each in entries_of(run.run) if isinstance(each, ResumedEntry))
+    assert resumed.round < last
 
 
 def test_the_averaging_server_is_lost_and_then_all_members(tmp_path: Path) -> None:
