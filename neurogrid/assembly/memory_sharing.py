@@ -1,4 +1,4 @@
-"""The memory that several models of one process plan with: the machines are the same, and each counts on its own part.
+"""What several models of one process plan with: the machines are the same, and each counts on its own part of them.
 
     sharing = MemorySharing()
     sharing.expect("A", demand), sharing.expect("B", demand)      # all that are to be opened, before the first is
@@ -141,6 +141,15 @@ class MemorySharing:
                 taken.update(by_peer)
         return taken
 
+    def _num_beside(self, name: str) -> Counter[str]:
+        """How many other open models each peer computes for, by peer id."""
+        return Counter(
+            stage.peer_id
+            for other, held in self._held.items()
+            if other != name
+            for stage in held.plan().stages
+        )
+
     def _kept_beside(self, name: str) -> Counter[str]:
         """Bytes that are left for the others that are to be opened."""
         kept: Counter[str] = Counter()
@@ -253,12 +262,13 @@ class MemoryShare:
         return self._local_bytes
 
     def limited(self, infos: Sequence[WorkerInfo]) -> list[WorkerInfo]:
-        """The workers with the memory that this model may plan with at this moment.
+        """The workers with the memory that this model may plan with at this moment, and what else they compute for.
 
         What a worker says is what is left beside all others then. Of these the ones of this process may hold more now,
         or less.
         """
         beside, kept = self._sharing._beside(self.name), self._sharing._kept_beside(self.name)
+        num_beside = self._sharing._num_beside(self.name)
         found = []
         for info in infos:
             peer_id, told = info.peer_id, info.free_bytes
@@ -268,7 +278,9 @@ class MemoryShare:
             if self._told.get(peer_id, (None, 0))[0] != told:
                 self._told[peer_id] = told, beside[peer_id]
             left = told + self._told[peer_id][1] - beside[peer_id] - kept[peer_id]
-            found.append(replace(info, free_bytes=max(left, 0)))
+            found.append(
+                replace(info, free_bytes=max(left, 0), num_models_beside=num_beside[peer_id])
+            )
         return found
 
     @contextmanager

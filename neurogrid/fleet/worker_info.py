@@ -29,6 +29,7 @@ class WorkerInfo:
         machine: what people call its machine, as it says itself; empty where it did not say.
         address: the IP address of that machine; empty through a relay, and within the coordinator's process.
         slowness: how many times slower than `speed` it is in fact, compared with the others (`drift`).
+        num_models_beside: other models of the coordinator's process that it computes for.
     """
 
     peer_id: str
@@ -44,6 +45,7 @@ class WorkerInfo:
     device_kind: str = ""
     flops: int = 0
     slowness: float = 1.0
+    num_models_beside: int = 0
     machine: str = ""
     address: str = ""
 

@@ -150,7 +150,10 @@ def capacities(infos: Sequence[WorkerInfo], num_layers: int) -> list[PeerCapacit
         PeerCapacity(
             info.peer_id,
             info.free_bytes,
-            speed=_slower(_evened(info.speed, speeds[info.name]), info.slowness)
+            speed=_slower(
+                _evened(info.speed, speeds[info.name]),
+                info.slowness * (1 + info.num_models_beside),
+            )
             if info.speed
             else None,
             held=frozenset(layer for layer in info.model_layers if layer < num_layers),

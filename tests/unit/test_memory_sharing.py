@@ -6,10 +6,21 @@ from dataclasses import replace
 
 import pytest
 
-from neurogrid.assembly.memory_sharing import MemorySharing
+from neurogrid.assembly.memory_sharing import MemoryShare, MemorySharing
 from neurogrid.errors import CapacityError
 from neurogrid.fleet.worker_info import WorkerInfo
-from neurogrid.planner import Plan, PlannedStage, SharedLayer, SharedModel, taken_bytes
+from neurogrid.fleet.worker_questions import capacities
+from neurogrid.planner import (
+    LayerSize,
+    ModelSize,
+    PeerSpeed,
+    Plan,
+    PlannedStage,
+    SharedLayer,
+    SharedModel,
+    make_plan,
+    taken_bytes,
+)
 
 NONE = (0, 0, 0, 0)
 
@@ -49,6 +60,30 @@ def test_room_is_left_for_those_that_are_to_be_opened() -> None:
         with other.holding(lambda: replace(plan, stages=(PlannedStage("w", 0, 4, 400),))):
             assert free(share.limited(infos)) == {"w": 1100 - taken_bytes(400, 0)}
     assert sharing.held() == {}
+
+
+def test_a_model_goes_to_a_worker_that_computes_for_no_other() -> None:
+    """Both have room for both models: of two that are as fast, the one that is idle."""
+    sharing = MemorySharing(gives_way=True)
+    layers = tuple(LayerSize(weight_bytes=100, cache_bytes=10) for _ in range(4))
+    speed = PeerSpeed(1e9, 1e-5)
+    infos = [replace(worker(peer, 5000), speed=speed) for peer in ("v", "w")]
+
+    def planned(share: MemoryShare) -> Plan:
+        peers = capacities(share.limited(infos), len(layers))
+        return make_plan(ModelSize(layers), peers)
+
+    first, second, third = (sharing.share(model(name)) for name in "abc")
+    a = planned(first)
+    (one,) = a.stages
+    with first.holding(lambda: a):
+        b = planned(second)
+        (other,) = b.stages
+        assert {one.peer_id, other.peer_id} == {"v", "w"}
+        assert [each.peer_id for each in planned(first).stages] == [one.peer_id]
+        with second.holding(lambda: b):
+            (last,) = planned(third).stages
+            assert last.peer_id in ("v", "w")
 
 
 def test_who_does_not_fit_beside_the_first_is_left_out_or_an_error() -> None:
