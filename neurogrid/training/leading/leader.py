@@ -454,6 +454,8 @@ class Leader:
     async def _follow_decisions(self, group: Group) -> None:
         while True:
             decision = await group.decision_after(self._machine.state.index)
+            if self._machine.state.phase is Phase.ENDED:
+                return  # of a round that members have made after the last one of the run
             after = self._machine.state.round
             if decision.round > after + decision.is_round:
                 raise GroupLostError(
@@ -476,15 +478,18 @@ class Leader:
         self._ended &= decision.members
         self._digests.keep(decision.members)
         self._keeper.figures.keep(decision.members)
-        seats = {seat.number: seat.name for seat in self._machine.state.occupied()}
+        seats = self._machine.state.occupied()
+        lost = [seat for seat in seats if seat.occupant not in decision.members]
         wrong = self._machine.decided(decision)
         for peer_id in wrong:
             logger.error("%s has contributed with a weight that is not its own", peer_id)
             self._ban(peer_id, "its contribution was not of the work that it was given")
-        for number in seats.keys() - {seat.number for seat in self._machine.state.occupied()}:
-            self._progress.warn(f"{seats[number] or f'member {number}'} is lost: the others go on")
+        for seat in lost:
+            self._progress.warn(f"{seat.name or f'member {seat.number}'} is lost: the others go on")
         if decision.round:
-            self._keeper.figures.decided(self._machine.state)
+            # At the end of the run those have left already whose work comes too late.
+            num_members = len(seats) - len(lost)
+            self._keeper.figures.decided(self._machine.state, num_members=num_members)
         self._write()
 
     async def _watch_group(self, group: Group) -> None:

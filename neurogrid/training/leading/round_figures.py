@@ -56,11 +56,17 @@ class RoundFigures:
         self._told = {member: told for member, told in self._told.items() if member in members}
         self._norms = {member: norm for member, norm in self._norms.items() if member in members}
 
-    def decided(self, state: RunState) -> None:
-        """A round was decided: the last one of this state."""
+    def decided(self, state: RunState, *, num_members: int | None = None) -> None:
+        """A round was decided: the last one of this state.
+
+        Args:
+            num_members: that there were then; None for those that there are.
+        """
         if state.round <= self._written:
             return
         figures = self.of(state)
+        if num_members is not None:
+            figures["members"] = num_members
         if self._num_tokens:
             figures["loss"] = round(self._loss_sum / self._num_tokens, 6)
             self._loss_sum, self._num_tokens = 0.0, 0

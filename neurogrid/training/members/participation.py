@@ -609,6 +609,7 @@ class _Work:
             self._group.take_state_back()
             await trio.to_thread.run_sync(partial(self._state.apply, outcome))
             self._group.show_state(self._state.state())
+        logger.debug("the weights are those after round %d", outcome.round)
         told = {
             "neurogrid.round": outcome.round,
             "neurogrid.weight": self._weight,

@@ -87,12 +87,6 @@ def program_below(pid: int, module: str) -> int:
     return process
 
 
-def _ticks(pid: int) -> int:
-    """CPU of a process, in the system's ticks."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return int(fields[11]) + int(fields[12])
-
-
 class RunProcesses:
     """A run in a directory, which has `run.toml` and what that names."""
 
@@ -111,6 +105,10 @@ class RunProcesses:
     def log(self) -> str:
         """What the leader said."""
         return (self.directory / "leader.log").read_text()
+
+    def log_of(self, name: str) -> str:
+        """What a worker said."""
+        return (self.directory / f"{name}.log").read_text()
 
     def lead(self, *options: str, run_file: str = "run.toml", cwd: Path | None = None) -> None:
         """Start the leader, in the directory where nothing else is said."""
@@ -187,20 +185,6 @@ class RunProcesses:
     def wait_round(self, number: int) -> None:
         """Wait until a round is in the figures."""
         self.wait(lambda: self.rounds() >= number, f"round {number} did not come")
-
-    def wait_trained(self, *names: str) -> None:
-        """Wait until workers whose leader is gone have computed all that they were given: no CPU is taken for 2 s."""
-        pids = [
-            program_below(self.workers[name].pid, "neurogrid.training.trainer.program")
-            for name in names
-        ]
-        until, last, since = time.monotonic() + DEADLINE, -1, 0.0
-        while time.monotonic() - since < 2:
-            assert time.monotonic() < until, "they compute and compute"
-            ticks = sum(map(_ticks, pids))
-            if ticks != last:
-                last, since = ticks, time.monotonic()
-            time.sleep(0.1)
 
     def end_with_epoch(self, copy: Path | None = None) -> int:
         """Have it end three epochs after the one that goes on; how many there are then.
