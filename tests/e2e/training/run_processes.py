@@ -29,6 +29,7 @@ __all__ = [
     "RUN_FILE",
     "STAGE_PROGRAM",
     "RunProcesses",
+    "check_used",
     "make_inputs",
     "program_below",
     "rounds_of",
@@ -264,6 +265,12 @@ def rounds_of(run: Path) -> list[RoundEntry]:
 def entries_of(run: Path) -> Sequence[Entry]:
     """The journal."""
     return [recorded.entry for recorded in read_journal(run / "journal")]
+
+
+def check_used(run: Path) -> None:
+    """Each sample was used as often as any other, or once more where a later epoch goes on."""
+    times = used_samples(run).values()
+    assert max(times) - min(times) <= 1
 
 
 def used_samples(run: Path) -> Counter[tuple[int, int]]:

@@ -29,6 +29,7 @@ from tests.e2e.training.run_processes import (
     RUN_FILE,
     STAGE_PROGRAM,
     RunProcesses,
+    check_used,
     open_run,
     program_below,
     rounds_of,
@@ -69,7 +70,8 @@ def one_process(run: Path) -> tuple[dict[str, Tensor], list[float], list[float]]
     model = make_model("causal-lm", config, seed=run_file.seed, checkpoint=None).train()
     parameters = list(model.parameters())
     optimizer = make_optimizer(run_file.inner, parameters)
-    rate_of = rates_of(run_file.inner, NUM_STEPS)
+    assert run_file.stop.steps is not None
+    rate_of = rates_of(run_file.inner, run_file.stop.steps)
     reader = BatchReader("causal-lm", model.config)
     num_pieces = run_file.layout.num_micro_batches(run_file.num_batch_samples)
     losses, norms = [], []
@@ -97,22 +99,22 @@ def one_process(run: Path) -> tuple[dict[str, Tensor], list[float], list[float]]
     return {name: each.detach() for name, each in model.named_parameters()}, losses, norms
 
 
-def figures_of(run: RunProcesses) -> list[dict[str, float]]:
+def figures_of(run: RunProcesses, *, num_steps: int = NUM_STEPS) -> list[dict[str, float]]:
     """The last line of each step: what was computed again was written once."""
     figures = run.figures()
-    assert [line["round"] for line in figures] == list(range(1, NUM_STEPS + 1))
+    assert [line["round"] for line in figures] == list(range(1, num_steps + 1))
     return figures
 
 
-def check_equal(run: RunProcesses) -> None:
+def check_equal(run: RunProcesses, *, num_steps: int = NUM_STEPS) -> None:
     """The run is what one process computes from its journal."""
     weights, losses, norms = one_process(run.run)
-    figures = figures_of(run)
+    figures = figures_of(run, num_steps=num_steps)
     assert [line["loss"] for line in figures] == pytest.approx(losses, abs=2e-5)
     assert [line["gradient_norm"] for line in figures] == pytest.approx(norms, abs=2e-5)
     for name, got in weights_of(run.run).items():
         assert torch.allclose(got, weights[name], atol=1e-6), name
-    assert set(used_samples(run.run).values()) == {1}
+    check_used(run.run)
 
 
 @pytest.fixture(scope="module")

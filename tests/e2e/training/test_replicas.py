@@ -28,10 +28,10 @@ from neurogrid.training.trainer.models import make_model
 from tests.e2e.training.run_processes import (
     RUN_FILE,
     RunProcesses,
+    check_used,
     entries_of,
     open_run,
     rounds_of,
-    used_samples,
 )
 from tests.e2e.training.test_chains import weights_of
 from tests.ports import free_port
@@ -155,7 +155,7 @@ def check_equal(run: RunProcesses) -> None:
     )
     for name, got in weights_of(run.run).items():
         assert torch.allclose(got, weights[name], atol=1e-6), name
-    assert set(used_samples(run.run).values()) == {1}
+    check_used(run.run)
 
 
 def join_both_kinds(run: RunProcesses) -> None:
@@ -342,4 +342,4 @@ def test_replicas_learn_an_adapter(tmp_path: Path) -> None:
         losses = [line["eval_loss"] for line in run.figures() if "eval_loss" in line]
         assert losses[-1] < losses[0]
         assert (run.run / "checkpoints" / "latest" / "adapter_model.safetensors").exists()
-        assert set(used_samples(run.run).values()) == {1}
+        check_used(run.run)

@@ -16,7 +16,7 @@ from neurogrid.training.optimizers.gradients import token_weighted_loss
 from neurogrid.training.trainer import FileRange
 from neurogrid.training.trainer.batches import BatchReader
 from tests.e2e.otlp_collector import ReceivedSpan, open_collector
-from tests.e2e.training.run_processes import RunProcesses, open_run, used_samples
+from tests.e2e.training.run_processes import RunProcesses, check_used, open_run
 from tests.e2e.training.test_chains import CHAIN, NUM_STEPS, check_equal
 from tests.observability import documented_spans
 from tests.ports import free_port
@@ -25,7 +25,10 @@ from tests.ports import free_port
 WIDE = CHAIN.replace("lr = 3e-3", 'lr = 0.3\noptimizer = "sgd"').replace(
     "stages = 2", "stages = 2\nstage_members = 2\nmicro_batches = 8"
 )
-
+# It ends where `stop.steps` is changed to: the rate is the same in each step, however many there will be.
+ENDLESS = WIDE.replace(f"steps = {NUM_STEPS}", "steps = 4000").replace(
+    '"sgd"', '"sgd"\nschedule = "constant"\nwarmup = 0'
+)
 
 NODE0 = """
 stages = 3
@@ -60,7 +63,7 @@ def test_stages_of_two_members_are_one_process(tmp_path: Path) -> None:
 def test_members_that_come_late_join_in_and_one_that_is_killed_is_done_without(
     tmp_path: Path,
 ) -> None:
-    text = WIDE.replace("state_every = 4", "state_every = 1000")
+    text = ENDLESS.replace("state_every = 4", "state_every = 1000")
     with open_run(tmp_path, free_port(), text) as run:
         run.lead()
         run.join("one")
@@ -72,11 +75,22 @@ def test_members_that_come_late_join_in_and_one_that_is_killed_is_done_without(
         run.kill("one")
         run.wait(lambda: has_members(run, 3), "nobody went on")
         run.join("one")
-        run.end()
-        check_equal(run)
+        run.wait(lambda: has_members(run, 4), "it did not come back")
+        num_steps = end_after(run, 4)
+        check_equal(run, num_steps=num_steps)
         assert "The stages are arranged anew" in run.log
         # Its stage had another member that has the state: nothing was computed again.
         assert "is computed again" not in run.log
+
+
+def end_after(run: RunProcesses, steps: int) -> int:
+    """Have the run end so many steps from now; how many it had in all."""
+    last = run.rounds() + steps
+    run.change(f"stop.steps={last}")
+    run.end()
+    # Of those after the last one two may have been dealt already.
+    assert last <= run.rounds() <= last + 2
+    return run.rounds()
 
 
 def has_members(run: RunProcesses, num: int) -> bool:
@@ -85,9 +99,7 @@ def has_members(run: RunProcesses, num: int) -> bool:
 
 def test_two_heads_three_bodies_and_two_tails(tmp_path: Path) -> None:
     """Node0's chain: members are killed and come late, gradients go at a low rank, weights are averaged."""
-    text = WIDE.replace("stages = 2\nstage_members = 2\nmicro_batches = 8", NODE0).replace(
-        f"steps = {NUM_STEPS}", "steps = 40"
-    )
+    text = ENDLESS.replace("stages = 2\nstage_members = 2\nmicro_batches = 8", NODE0)
     with open_run(tmp_path, free_port(), text) as run:
         run.lead()
         for name in ("one", "two", "three", "four", "five"):
@@ -101,12 +113,13 @@ def test_two_heads_three_bodies_and_two_tails(tmp_path: Path) -> None:
         for stage in range(3):
             run.wait_round(at + 3 * (stage + 1))
             run.kill(last_stages(run)[stage][0])
-        run.end()
+        run.wait(lambda: has_members(run, 4), "nobody went on")
+        num_steps = end_after(run, 20)
         figures = run.figures()
-        assert [line["round"] for line in figures] == list(range(1, 41))
+        assert [line["round"] for line in figures] == list(range(1, num_steps + 1))
         assert figures[-1]["members"] == 4
         assert figures[-1]["loss"] < 0.7 * figures[0]["loss"]
-        assert set(used_samples(run.run).values()) == {1}
+        check_used(run.run)
         assert "other gradients" not in run.log
         assert "other weights" not in run.log
 
