@@ -52,8 +52,8 @@ class Served:
         self.server = stack.enter_context(serve(app))
         return self.server.url
 
-    def decide(self, *names: str, number: int) -> None:
-        self.run.decide(*names, loss=2 + 3 * math.exp(-number / 3))
+    def decide(self, *names: str, number: int, **more: float) -> None:
+        self.run.decide(*names, loss=2 + 3 * math.exp(-number / 3), **more)
 
     def tell(self, function: Any, *args: Any) -> None:
         """Do this in the thread that serves."""
@@ -84,6 +84,8 @@ def test_a_run_as_it_is_seen(browser: sync_api.Browser, stack: ExitStack) -> Non
     laptop = page.locator('[data-peer="laptop"]')
     sync_api.expect(laptop).to_contain_text("training")
     sync_api.expect(laptop.locator(".facts")).to_contain_text("64")  # tokens a second
+    sync_api.expect(laptop.locator(".facts")).to_contain_text("Lease7.5 s")
+    text(watched, "#eval-note").to_have_text("not yet")
     text(watched, "#grid tbody tr").to_have_count(2)
     text(watched, "#grid .is-late").to_have_count(1)
     text(watched, "#rounds-body tr").to_have_count(7)
@@ -103,9 +105,13 @@ def test_a_run_as_it_is_seen(browser: sync_api.Browser, stack: ExitStack) -> Non
     page.screenshot(path=SCREENSHOTS / "training-light.png")
 
     # What happens while it is open.
-    served.tell(served.run.report, "desk")
-    served.tell(lambda: served.decide("desk", "laptop", number=7))
+    served.tell(lambda: served.run.report("desk", sent_bytes=3_000_000))
+    served.tell(lambda: served.decide("desk", "laptop", number=7, eval_loss=2.75))
     text(watched, "#progress-text").to_contain_text("Round 8")
+    text(watched, "#eval-loss").to_have_text("2.750")
+    text(watched, "#eval-note").to_have_text("after round 8")
+    text(watched, "#rounds-body tr:first-child td:nth-child(4)").to_have_text("2.7500")
+    text(watched, "#rounds-body tr:first-child td:nth-child(7)").to_have_text("3.0 MB")
     served.tell(served.run.differing.update, {"desk": 4})
     text(watched, "#whole").to_contain_text("desk has other weights since round 4")
     served.tell(lambda: served.run.report("desk", gradient_norm=0.0))

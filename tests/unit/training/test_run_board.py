@@ -61,8 +61,10 @@ class Run:
         known = {"run": RUN_ID, "seat": 0, "state": "training", "incarnation": 1}
         self.reports[name] = Report(**{**known, **changes})
 
-    def decide(self, *names: str, seconds: float = 5.0, loss: float | None = None) -> None:
-        """A round that those took part in with one work each."""
+    def decide(
+        self, *names: str, seconds: float = 5.0, loss: float | None = None, **more: float
+    ) -> None:
+        """A round that those took part in with one work each, with these figures beside the loss."""
         self.now += seconds
         self.index += 1
         state = self.machine.state
@@ -80,7 +82,7 @@ class Run:
         if loss is not None:
             tokens = float(state.num_used * TOKENS)
             figures = {"round": state.round, "step": 4 * state.round, "tokens": tokens}
-            self.board.metrics({**figures, "seconds": self.now - 1000, "loss": loss})
+            self.board.metrics({**figures, "seconds": self.now - 1000, "loss": loss, **more})
 
     def look(self) -> LeaderLook:
         return LeaderLook(
