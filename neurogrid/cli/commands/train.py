@@ -454,7 +454,9 @@ def told(figures: Mapping[str, float]) -> str:
         f"{figures['replicas']:g} replica{'' if figures['replicas'] == 1 else 's'}"
         if has_replicas
         else "",
-        f"{figures['members']:g} members" if "members" in figures and not is_chain else "",
+        f"{figures['members']:g} member{'' if figures['members'] == 1 else 's'}"
+        if "members" in figures and not is_chain
+        else "",
         f"{figures['stages']:g} stage{'' if figures['stages'] == 1 else 's'}" if is_chain else "",
     ]
     return ", ".join(filter(None, parts))

@@ -383,11 +383,10 @@ class RunBoard(QuietProgress):
     def _began(self, entry: BeganEntry) -> str:
         of = f", {entry.num_samples:,} samples in all" if entry.num_samples else ""
         layout = self.run_file.layout
-        who = f"with {entry.num_members} members"
-        if layout.replicas > 1:
-            who = f"with {entry.num_members} replicas"
-        elif self.run_file.is_chain:
-            who = f"in {layout.stages} stages"
+        what = "replica" if layout.replicas > 1 else "member"
+        who = f"with {entry.num_members} {what}{'' if entry.num_members == 1 else 's'}"
+        if self.run_file.rounds_are_steps:
+            who = f"in {layout.stages} stage{'' if layout.stages == 1 else 's'}"
         return f"training begins {who}{of}"
 
     def _leave(self, entry: LeftEntry) -> tuple[EventKind, str, Severity]:
