@@ -63,9 +63,9 @@ CONFIG: Final[dict[str, Any]] = {
 
 RUN_FILE: Final = """\
 [model]
-config = "{directory}/config.json"
+config = "config.json"
 [data]
-path = "{directory}/reference.jsonl"
+path = "reference.jsonl"
 tokenizer = "{tokenizer}"
 sequence_length = 128
 [stop]
@@ -113,9 +113,7 @@ def write_inputs(directory: Path, num_tokens: int) -> None:
         for section in python_prose():
             file.write(json.dumps({"text": "\n\n".join(section.paragraphs)}) + "\n")
     (directory / "config.json").write_text(json.dumps(CONFIG, indent=2) + "\n", encoding="utf-8")
-    run_file = RUN_FILE.format(
-        directory=directory, tokenizer=embedded_model_path(), tokens=num_tokens
-    )
+    run_file = RUN_FILE.format(tokenizer=embedded_model_path(), tokens=num_tokens)
     (directory / "run.toml").write_text(run_file, encoding="utf-8")
     say(f"{directory / 'run.toml'}:")
     print(run_file, file=sys.stderr, flush=True)
