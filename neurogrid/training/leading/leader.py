@@ -880,9 +880,8 @@ class Leader:
         self._write()
 
     async def _watch_changes(self) -> None:
-        await (
-            self._wait_decided()
-        )  # rounds that were made without the leader are as they were dealt
+        # Rounds that were made without the leader are as they were dealt.
+        await self._wait_decided()
         while True:
             if self._changes.take():
                 self._write()
