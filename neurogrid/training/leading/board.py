@@ -294,6 +294,7 @@ class RunBoard(QuietProgress):
         return judge_learning(
             tuple(self._known_losses),
             digests,
+            differing=look.differing if look is not None else {},
             num_in_time=sum(len(each.seats) for each in self._rounds),
             num_late=sum(len(each.late) for each in self._rounds),
         )

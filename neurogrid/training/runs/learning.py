@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
@@ -47,7 +47,8 @@ class Learning:
         first_loss: the mean of the first rounds; None while there are none.
         loss: a moving mean over some rounds.
         long_loss: the same over many.
-        hash_agreement_rate: share of the members whose weights have the digest that most have after the same round.
+        hash_agreement_rate: share of the members whose weights have the digest that most have after the same round, and
+            have not been found to be others.
         num_members: that it was taken of.
         sync_success_rate: of all that members had to contribute to the last rounds, the share that came in time.
     """
@@ -67,6 +68,7 @@ def judge_learning(
     losses: Sequence[float],
     digests: Mapping[str, tuple[int, bytes]],
     *,
+    differing: Collection[str] = (),
     num_in_time: int = 0,
     num_late: int = 0,
 ) -> Learning:
@@ -76,9 +78,10 @@ def judge_learning(
         losses: of its rounds, oldest first.
         digests: of each member, by peer id, the leader among them: the last round that is in its weights, and their
             digest.
+        differing: members that have told other weights than the leader's, and not the leader's since, by peer id.
         num_in_time, num_late: contributions to the last rounds.
     """
-    agreement = _agreement(digests)
+    agreement = _agreement(digests, differing)
     in_all = num_in_time + num_late
     known = losses[:_NUM_KNOWN]
     first = sum(loss / len(known) for loss in known) if known else None
@@ -119,12 +122,17 @@ def _doubt(
     return ""
 
 
-def _agreement(digests: Mapping[str, tuple[int, bytes]]) -> float | None:
-    """Members may be a round apart; those after the same round must have the same digest."""
+def _agreement(
+    digests: Mapping[str, tuple[int, bytes]], differing: Collection[str]
+) -> float | None:
+    """Members may be a round apart; those after the same round must have the same digest.
+
+    Of a member that differed, nothing is believed until it was compared again: alone after its round it would agree.
+    """
     if not digests:
         return None
     by_round: dict[int, Counter[bytes]] = {}
-    for number, digest in digests.values():
+    for number, digest in (told for peer, told in digests.items() if peer not in differing):
         by_round.setdefault(number, Counter())[digest] += 1
     return sum(max(counts.values()) for counts in by_round.values()) / len(digests)
 

@@ -19,7 +19,7 @@ from tests.ports import free_port
 OTHER = (sys.executable, str(Path(__file__).with_name("other_digest.py")))
 RUN = """
 [stop]
-rounds = 60
+rounds = 4000
 [outer]
 every = 4
 fragments = 1

@@ -22,7 +22,7 @@ from tests.ports import free_port
 
 SEEN = """
 [stop]
-rounds = 60
+rounds = 4000
 [outer]
 every = 4
 fragments = 1

@@ -59,21 +59,31 @@ def test_a_member_that_is_a_round_behind_has_not_drifted() -> None:
     assert (told.training_verified, told.hash_agreement_rate) == (True, 1.0)
 
 
+def test_a_member_that_has_drifted_does_not_agree_alone_after_its_round() -> None:
+    told = judge_learning(FALLING, {**SAME, "c": (7, b"y")}, differing={"c"})
+    assert (told.training_verified, told.hash_agreement_rate) == (False, 0.75)
+    assert judge_learning(FALLING, SAME, differing={"gone"}).training_verified
+
+
 @given(
     st.lists(st.floats(), max_size=30),
     st.dictionaries(
         st.text(max_size=2), st.tuples(st.integers(0, 3), st.sampled_from((b"x", b"y")))
     ),
+    st.sets(st.text(max_size=2)),
 )
 def test_it_never_says_what_it_cannot_know(
-    losses: list[float], digests: dict[str, tuple[int, bytes]]
+    losses: list[float], digests: dict[str, tuple[int, bytes]], differing: set[str]
 ) -> None:
-    told = judge_learning(losses, digests)
+    told = judge_learning(losses, digests, differing=differing)
     assert told.reason
     if told.training_verified:
         assert told.loss is not None
         assert told.first_loss is not None
         assert told.loss < told.first_loss
         assert told.hash_agreement_rate in (None, 1.0)
+        assert not differing & digests.keys()
     if told.hash_agreement_rate is not None:
-        assert 1 / max(len(digests), 1) <= told.hash_agreement_rate <= 1
+        believed = len(digests.keys() - differing)
+        assert min(believed, 1) / len(digests) <= told.hash_agreement_rate
+        assert told.hash_agreement_rate <= believed / len(digests)
