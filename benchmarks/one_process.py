@@ -1,7 +1,9 @@
 """A training run computed in one process, in plain torch: from its journal, its data and its first checkpoint.
 
 Who trained on what, and what was in which round, is taken from the journal; all arithmetic is written out here and has
-nothing of the package in it. Nothing goes through a codec; that f16 and bf16 round is taken into account.
+nothing of the package in it. Sums are made in the order that the specification says (`protocol_spec/training/forms.md`,
+"The mean"): a float32 sum in another order is another number, and some hundred steps make much of a last bit. Nothing
+goes through a codec; that f16 and bf16 round is taken into account.
 """
 
 from __future__ import annotations
@@ -9,6 +11,8 @@ from __future__ import annotations
 import copy
 import math
 from collections import deque
+from collections.abc import Mapping
+from itertools import product
 from pathlib import Path
 
 import torch
@@ -54,44 +58,49 @@ class Samples:
 class _Member:
     def __init__(self, model: torch.nn.Module, run: RunFile, num_steps: int) -> None:
         self.model = copy.deepcopy(model)
-        self._inner, self._num_steps = run.inner, num_steps
         self._batch = run.inner.batch_tokens // run.data.sequence_length
         self.parameters = list(self.model.parameters())
-        self._optimizer = torch.optim.AdamW(
-            self.parameters,
-            betas=run.inner.betas,
-            eps=run.inner.eps,
-            weight_decay=run.inner.weight_decay,
-        )
+        self._stepper = _Stepper(self.parameters, run, num_steps)
         self.works: deque[Assignment] = deque()
 
     def learn(self, work: Assignment, samples: Tensor) -> None:
         """The inner steps of a work."""
         for number, batch in enumerate(samples.split(self._batch)):
-            self._optimizer.zero_grad()
+            self.model.zero_grad()
             self._loss(batch).backward()
-            self.step(int(work.position + number * work.stride))
+            self._stepper.step(int(work.position + number * work.stride))
 
-    def gradients(self, samples: Tensor) -> list[Tensor]:
-        """The mean gradients of some samples."""
-        batches = samples.split(self._batch)
-        self._optimizer.zero_grad()
-        for batch in batches:
+    def gradient(self, samples: Tensor) -> Tensor:
+        """The mean gradient of some samples, one vector."""
+        self.model.zero_grad()
+        for batch in samples.split(self._batch):
             (self._loss(batch) * (len(batch) / len(samples))).backward()
-        return [
-            parameter.grad.clone() for parameter in self.parameters if parameter.grad is not None
-        ]
-
-    def step(self, number: int) -> None:
-        """A step by the gradients that are there, the `number`-th of the run."""
-        torch.nn.utils.clip_grad_norm_(self.parameters, self._inner.clip)
-        for group in self._optimizer.param_groups:
-            group["lr"] = self._inner.lr * self._factor(number)
-        self._optimizer.step()
+        return torch.cat([each.grad.flatten() for each in self.parameters if each.grad is not None])
 
     def _loss(self, batch: Tensor) -> Tensor:
         loss: Tensor = self.model(input_ids=batch, labels=batch).loss
         return loss
+
+
+class _Stepper:
+    """Clipping, AdamW and the schedule of a run."""
+
+    def __init__(self, parameters: list[torch.nn.Parameter], run: RunFile, num_steps: int) -> None:
+        self._inner, self._num_steps = run.inner, num_steps
+        self._parameters = parameters
+        self._optimizer = torch.optim.AdamW(
+            parameters,
+            betas=run.inner.betas,
+            eps=run.inner.eps,
+            weight_decay=run.inner.weight_decay,
+        )
+
+    def step(self, number: int) -> None:
+        """A step by the gradients that are there, the `number`-th of the run."""
+        torch.nn.utils.clip_grad_norm_(self._parameters, self._inner.clip)
+        for group in self._optimizer.param_groups:
+            group["lr"] = self._inner.lr * self._factor(number)
+        self._optimizer.step()
 
     def _factor(self, number: int) -> float:
         warmup = self._inner.warmup_steps(self._num_steps)
@@ -101,6 +110,28 @@ class _Member:
             return 1.0
         assert self._inner.schedule == "cosine"
         return 0.5 * (1 + math.cos(math.pi * (number - warmup) / (self._num_steps - warmup)))
+
+
+class _Common:
+    """The weights that all members have, as tensors: what a mean of differences makes of them, by torch's own SGD."""
+
+    def __init__(self, parameters: list[torch.nn.Parameter], run: RunFile) -> None:
+        self.tensors = [torch.nn.Parameter(each.detach().clone()) for each in parameters]
+        outer = run.outer
+        self._optimizer = torch.optim.SGD(
+            self.tensors, lr=outer.lr, momentum=outer.momentum, nesterov=outer.momentum > 0
+        )
+
+    @torch.no_grad()
+    def take(self, means: Mapping[int, Tensor], *, has_trained: bool) -> None:
+        """Take the means of some tensors; where nobody has trained anything, as they are."""
+        for place, mean in means.items():
+            if has_trained:
+                self.tensors[place].grad = -mean
+            else:
+                self.tensors[place].add_(mean)
+        self._optimizer.step()
+        self._optimizer.zero_grad()
 
 
 def compute(
@@ -115,13 +146,17 @@ def compute(
     assert run.stop.steps is not None
     model = AutoModelForCausalLM.from_pretrained(start, dtype=torch.float32)
     members = [_Member(model, run, run.stop.steps) for _ in range(num_members)]
-    common = [parameter.detach().clone() for parameter in members[0].parameters]
-    momenta = [torch.zeros_like(each) for each in common]
+    if run.outer.method == "data_parallel":
+        vector = torch.cat([each.detach().flatten() for each in members[0].parameters])
+        weights = torch.nn.Parameter(vector)
+        stepper = _Stepper([weights], run, run.stop.steps)
+    common = _Common(members[0].parameters, run)
     sent = (
         _FORMS.get(run.outer.codec, torch.float32),
         _FORMS.get(run.outer.result_codec, torch.float32),
     )
-    fragments = _fragments([each.numel() for each in common], run.outer.fragments)
+    sizes = [each.numel() for each in members[0].parameters]
+    fragments = _fragments(sizes, run.outer.fragments)
     for recorded in read_journal(run_directory / "journal"):
         if isinstance(recorded.entry, DealtEntry):
             for seat, work in recorded.entry.works:
@@ -133,26 +168,27 @@ def compute(
             "somebody was late"
         )
         works = [members[seat].works.popleft() for seat, _ in contributions]
-        shares = [work.share / sum(each.share for each in works) for work in works]
-        taking_part = [members[seat] for seat, _ in contributions]
+        shares = [work.share for work in works]
         if run.outer.method == "data_parallel":
-            _step_together(members[0], works, shares, samples, recorded.entry.round, sent)
+            # All members are alike: the model and the optimiser of one stand for all.
+            gradients = [members[0].gradient(samples.of(work)) for work in works]
+            weights.grad = _mean(gradients, shares, sent)
+            stepper.step(recorded.entry.round - 1)
+            for parameter, part in zip(members[0].parameters, weights.split(sizes), strict=True):
+                parameter.data.copy_(part.detach().view_as(parameter))
             continue
+        taking_part = [members[seat] for seat, _ in contributions]
         for member, work in zip(taking_part, works, strict=True):
             if work.ranges:
                 member.learn(work, samples.of(work))
+        means = {}
         for place in fragments[(recorded.entry.round - 1) % run.outer.fragments]:
-            mean = _mean(
-                [member.parameters[place].detach() - common[place] for member in taking_part],
-                shares,
-                sent,
-            )
-            if any(work.ranges for work in works):
-                momenta[place].mul_(run.outer.momentum).add_(mean)
-                mean = run.outer.lr * (mean + run.outer.momentum * momenta[place])
-            common[place].add_(mean)
-            for member in members:
-                member.parameters[place].data.copy_(common[place])
+            before = common.tensors[place].detach()
+            learned = [member.parameters[place].detach() - before for member in taking_part]
+            means[place] = _mean(learned, shares, sent)
+        common.take(means, has_trained=any(work.ranges for work in works))
+        for place, member in product(means, members):
+            member.parameters[place].data.copy_(common.tensors[place].detach())
     return members[0].model
 
 
@@ -167,26 +203,14 @@ def _fragments(sizes: list[int], number: int) -> list[list[int]]:
     return fragments
 
 
-def _mean(tensors: list[Tensor], shares: list[float], sent: _Forms) -> Tensor:
+def _mean(tensors: list[Tensor], weights: list[float], sent: _Forms) -> Tensor:
     """As it arrives: what each sends is rounded on its way, and so is what comes of it."""
     one, all_ = sent
-    arrived = [share * each.to(one).float() for share, each in zip(shares, tensors, strict=True)]
-    return torch.stack(arrived).sum(0).to(all_).float()
-
-
-def _step_together(
-    member: _Member,
-    works: list[Assignment],
-    shares: list[float],
-    samples: Samples,
-    round_: int,
-    sent: _Forms,
-) -> None:
-    """A step of data parallel training. All members are alike: the model and the optimiser of one stand for all."""
-    gradients = [member.gradients(samples.of(work)) for work in works]
-    for place, parameter in enumerate(member.parameters):
-        parameter.grad = _mean([of_one[place] for of_one in gradients], shares, sent)
-    member.step(round_ - 1)
+    ratios = [float(torch.tensor(weight / weights[0])) for weight in weights]
+    total = torch.zeros_like(tensors[0])
+    for row, ratio in zip(tensors, ratios, strict=True):
+        total += row.to(one).float() * ratio
+    return (total / float(torch.tensor(sum(ratios)))).to(all_).float()
 
 
 @torch.no_grad()

@@ -32,6 +32,7 @@ from typing import Any
 import torch
 from one_process import Samples, compute, held_out_loss
 from report import table, write_report
+from safetensors.torch import load_file
 
 from tests.e2e.preloaded import TRAIN, Popen, run
 from tests.ports import free_port
@@ -121,12 +122,14 @@ class Result:
     Attributes:
         loss: held-out, as the run says, in nats a token.
         simulated: the same of the model that one process comes to; None where that was left out.
+        num_differing: elements of the weights that are others there.
         num_bytes: that a member sent for averaging, in the mean.
         seconds: that it took.
     """
 
     loss: float
     simulated: float | None
+    num_differing: int | None
     num_bytes: float
     seconds: float
 
@@ -169,11 +172,16 @@ class Pilot:
         if simulates and "overlap" not in way.outer and not simulated.exists():
             model = compute(place / "run", self._start, self._samples, way.num_members)
             held_out = self._samples.held_out[:NUM_HELD_OUT]
-            simulated.write_text(str(held_out_loss(model, held_out)))
+            found = held_out_loss(model, held_out), count_differing(model, place)
+            simulated.write_text(json.dumps(found))
         last = figures(place)
+        loss, num_differing = (
+            json.loads(simulated.read_text()) if simulated.exists() else (None,) * 2
+        )
         return Result(
             last["eval_loss"],
-            float(simulated.read_text()) if simulated.exists() else None,
+            loss,
+            num_differing,
             mean(json.loads((place / "sent").read_text()).values()),
             last["seconds"],
         )
@@ -250,13 +258,22 @@ def status(port: int) -> dict[str, Any]:
         return {}
 
 
+def count_differing(model: torch.nn.Module, place: Path) -> int:
+    """How many elements of a model have other bits than those that a run has ended with."""
+    [file] = (place / "run/checkpoints/latest").glob("*.safetensors")
+    ended = load_file(file)
+    weights = dict(model.named_parameters())
+    assert ended.keys() == weights.keys()
+    return sum(int((ended[name] != each.detach()).sum()) for name, each in weights.items())
+
+
 def figures(place: Path) -> dict[str, float]:
     """The last line of metrics.jsonl."""
     told: dict[str, float] = json.loads((place / "run/metrics.jsonl").read_text().splitlines()[-1])
     return told
 
 
-HEADER = ["way", "loss", "by seed", "kept", "apart", "MB sent a member"]
+HEADER = ["way", "loss", "by seed", "kept", "apart", "other bits", "MB sent a member"]
 
 
 def apart_of(results: Sequence[Result]) -> str:
@@ -266,6 +283,12 @@ def apart_of(results: Sequence[Result]) -> str:
         return "-"
     told = f"{max(apart):.1e}"
     return told if len(apart) == len(results) else f"{told} ({len(apart)} of {len(results)})"
+
+
+def bits_of(results: Sequence[Result]) -> str:
+    """How many elements of the weights one process has others of, in each seed."""
+    counts = [each.num_differing for each in results if each.num_differing is not None]
+    return ", ".join(map(str, counts)) or "-"
 
 
 def rows_of(found: Mapping[str, Sequence[Result]]) -> list[list[str]]:
@@ -284,6 +307,7 @@ def rows_of(found: Mapping[str, Sequence[Result]]) -> list[list[str]]:
                 ", ".join(f"{result.loss:.4f}" for result in results),
                 kept,
                 apart_of(results),
+                bits_of(results),
                 f"{mean(result.num_bytes for result in results) / 1e6:.1f}",
             ]
         )
@@ -320,7 +344,8 @@ def main() -> None:
         f"`neurogrid train` with {NUM_MEMBERS} workers, of which each takes {BATCH_TOKENS} tokens a step.\n\n"
         "*Kept* is the share of what data parallel training gains over one member. *Apart* is the greatest distance "
         "to the loss that one process comes to in plain torch, with the same samples, and what is sent rounded as f16 "
-        "does; other codecs are left out there. *Sent* is what a "
+        "does; other codecs are left out there. *Other bits* is how many elements of the weights that it comes to are "
+        "not those of the run, to the bit, by seed. *Sent* is what a "
         "member sent for averaging, as the run's status counts it.",
         table(HEADER, rows_of(found)),
     )
