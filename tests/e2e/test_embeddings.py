@@ -7,6 +7,7 @@ import math
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from transformers import AutoModel, AutoModelForCausalLM, Qwen3Config, Qwen3Mode
 
 from neurogrid import CoordinatorSettings, open_coordinator
 from neurogrid.inference.generation.coordinator import Coordinator
+from neurogrid.inference.generation.ends_queue import EndsQueue
 from neurogrid.inference.generation.prompt_readers import PromptLogprobs
 from neurogrid.model.embedded import embedded_model_path
 from neurogrid.model.files.pooling import Pooling, PoolingMode
@@ -141,8 +143,19 @@ def check_logprobs(path: Path, token_ids: list[int], reader: PromptLogprobs) -> 
         assert math.isclose(told.top[0][1], expected_TV[place].max(), abs_tol=2e-4)
 
 
-def test_a_worker_dies_while_a_prompt_is_read(tmp_path: Path) -> None:
+def test_a_worker_dies_while_a_prompt_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path, token_ids = embedded_model_path(), ids(LONG)
+    embed = EndsQueue.embed
+
+    async def embed_in_time(queue: EndsQueue, *given: Any, position: int, **more: Any) -> Any:
+        """Only the first piece before the worker is killed: it could have computed all of them by then."""
+        while position and victims:
+            await trio.sleep(0.01)
+        return await embed(queue, *given, position=position, **more)
+
+    monkeypatch.setattr(EndsQueue, "embed", embed_in_time)
 
     class Killing(PromptLogprobs):
         """Kills the worker of the first stage when it is shown something for the first time."""

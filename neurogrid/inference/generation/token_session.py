@@ -72,7 +72,8 @@ class TokenSession:
         recording: where it is drawn to be verified; None where not.
         images: those of its first tokens; None for none.
         on_failed: told of each step that a member failed.
-        on_rerouted: told when others have taken over from a member that failed: why, and after how many seconds.
+        on_rerouted: told when others have taken over from a member that failed or is gone: why, and after how many
+            seconds.
 
     Attributes:
         num_reused: of its tokens, those that an earlier session had computed.
@@ -193,18 +194,20 @@ class TokenSession:
         self._is_cut = len(token_ids) == 1
         deadline = trio.current_time() + self._patience
         failure: NoRouteError | None = None
-        failed_at = 0.0
+        why, failed_at = "", 0.0
         while True:
             try:
                 if self._selection is not None and self._selector.should_leave(self._selection):
+                    if not why and (gone := self._selector.gone(self._selection)) is not None:
+                        why, failed_at = f"worker {gone} is gone", trio.current_time()
                     await self._close()
                 with recovery_span(failure):
                     if self._pipeline is None:
                         await self._open(deadline)
                     values = await self._catch_up(choose, () if failure else proposed)
                 self._link_patience = math.inf
-                if failure is not None:
-                    self._on_rerouted(str(failure), trio.current_time() - failed_at)
+                if why:
+                    self._on_rerouted(why, trio.current_time() - failed_at)
                 return values
             except NoRouteError as exc:
                 self._ends.forget(self._number)
@@ -219,8 +222,8 @@ class TokenSession:
                     raise NoRouteError(f"{failure}; {exc}", layers=exc.layers) from exc
                 if trio.current_time() >= deadline or not self._may_try_again(exc, selection):
                     raise
-                failed_at = failed_at if failure is not None else trio.current_time()
-                failure, self._link_patience = exc, DETOUR_LINK_PATIENCE
+                failed_at = failed_at if why else trio.current_time()
+                failure, why, self._link_patience = exc, str(exc), DETOUR_LINK_PATIENCE
                 logger.debug("%s; %d tokens go another way", exc, len(self._tokens))
 
     def _may_try_again(self, error: NoRouteError, selection: Selection | None) -> bool:

@@ -118,13 +118,18 @@ class Selector:
 
     def should_leave(self, selection: Selection) -> bool:
         """Whether a session would do well to move: a member of its own wants to go, is slow, or is gone."""
-        return any(
-            self._roster.member(member.peer_id) is not member
-            or (
-                (member.is_leaving or member.times.is_slow)
-                and self._roster.has_alternative(member.peer_id, layers)
-            )
+        return self.gone(selection) is not None or any(
+            (member.is_leaving or member.times.is_slow)
+            and self._roster.has_alternative(member.peer_id, layers)
             for member, layers in selection.hops
+        )
+
+    def gone(self, selection: Selection) -> str | None:
+        """The peer id of a member that is none of the fleet any more; None where all are."""
+        members = (member for member, _ in selection.hops)
+        return next(
+            (each.peer_id for each in members if self._roster.member(each.peer_id) is not each),
+            None,
         )
 
     def _find_selection(self, avoid: Collection[str]) -> Selection | None:
