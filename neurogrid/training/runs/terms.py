@@ -228,6 +228,7 @@ class Candidate:
         self.members: frozenset[Occupant] = frozenset()
         self.deputy = NOBODY
         self.number = 0
+        self._is_history = False  # its copy ends in a term of which it has laid one aside
         self.asked: int | None = None
         self.promises: dict[Occupant, Promise] = {}
         self.refused: set[Occupant] = set()
@@ -253,6 +254,7 @@ class Candidate:
         self.place, self.members = place, members
         self.deputy, self.number = deputy, number
         self.term = max(self.term, term)
+        self._is_history = not self.follows(term)
         return True
 
     def follows(self, term: int) -> bool:
@@ -268,8 +270,11 @@ class Candidate:
 
     @property
     def may_ask(self) -> bool:
-        """Whether its copy names it, and members that it can ask."""
-        return self.deputy == self.me and bool(self.members)
+        """Whether its copy names it, and members that it can ask.
+
+        What names it in a term of which it has laid a copy aside is history: it copies that once more.
+        """
+        return self.deputy == self.me and bool(self.members) and not self._is_history
 
     def ask(self) -> int | None:
         """Begin to ask for a term, or go on; the term. None where it may not."""

@@ -212,6 +212,16 @@ def test_a_copy_that_was_laid_aside_is_counted_on_by_no_leader() -> None:
     assert not deputy.follows(3)
 
 
+def test_what_names_it_before_the_copy_that_it_laid_aside_is_history() -> None:
+    deputy = Candidate("deputy", laid_aside=7)
+    members = frozenset({A, B})
+    for term in (5, 7):
+        assert deputy.copied(TEN, term=term, members=members, deputy="deputy")
+        assert (deputy.may_ask, deputy.ask()) == (False, None)
+    assert deputy.copied(Place(11), term=8, members=members, deputy="deputy")
+    assert deputy.ask() == 9
+
+
 def test_a_leader_that_most_do_not_obey_is_overruled() -> None:
     leader = Copies("leader")
     leader.wrote(1, frozenset({A, B, C}))

@@ -32,7 +32,6 @@ from neurogrid.training.runs.journal import Journal, Recorded
 from neurogrid.training.runs.state import Occupant
 from neurogrid.training.runs.terms import Copies, Sitting, Standing
 from neurogrid.training.wire.runs import (
-    MAX_LINES_BYTES,
     Appoint,
     Appointed,
     Copied,
@@ -48,6 +47,8 @@ logger = logging.getLogger(__name__)
 
 # Seconds between two Lines, while there are none.
 _BEAT: Final = 0.5
+# Of the journal in one message: whoever copies looks at each signature, and does nothing else meanwhile.
+_PIECE_BYTES: Final = 64 * 1024
 _ANSWER_TIMEOUT: Final = 2.0
 # Seconds after which the run goes on without a deputy that says nothing, which is no loss: it follows again. More than
 # it waits for its leader.
@@ -270,7 +271,7 @@ class Copying:
             await trio.sleep(HEARTBEAT)
 
     async def _send_lines(self, to: _Deputy) -> None:
-        num_bytes = min(MAX_LINES_BYTES, self._journal.num_bytes - to.num_bytes)
+        num_bytes = min(_PIECE_BYTES, self._journal.num_bytes - to.num_bytes)
         data = b""
         if num_bytes > 0:
             data = await trio.to_thread.run_sync(_read, self._journal.path, to.num_bytes, num_bytes)
