@@ -215,7 +215,7 @@ class Candidate:
         term: the greatest that its copy, or anybody, has told of.
         asked: the term that it asks for; None while it copies.
         promises: that it has for that term, by member.
-        refused: members that have another deputy, or none.
+        refused: members that have another deputy, or none, also in an incarnation after that of its copy.
         laid_aside: the greatest term of copies that it has laid aside for the journal of a later leader; None for none.
             It outlives this process: a leader of such a term may count on what the copy had.
     """
@@ -301,7 +301,8 @@ class Candidate:
         elif standing.term >= self.asked:
             self.term = max(self.term, standing.term)
         elif standing.deputy != self.me and standing.number > self.number:
-            self.refused.add(member)
+            # Whoever sat on that peer's seat before it was started again has no other deputy, either.
+            self.refused |= {each for each in self.members if each.peer == member.peer}
 
     @property
     def leads(self) -> bool:

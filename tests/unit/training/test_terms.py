@@ -145,6 +145,19 @@ def test_a_deputy_that_was_dropped_knows_it() -> None:
     assert not deputy.is_dropped
 
 
+def test_members_that_were_started_again_may_say_that_it_was_dropped() -> None:
+    deputy = candidate(A, B, C)
+    deputy.ask()
+    for member in (A, B):
+        assert not deputy.is_dropped
+        again = Occupant(member.peer, member.incarnation + 10)
+        deputy.answered(again, Standing(0, "", 0, ""))  # not told yet
+        assert not deputy.is_dropped
+        deputy.answered(again, Standing(0, "leader", 9, "other"))
+    assert deputy.is_dropped
+    assert not deputy.leads
+
+
 def test_orders_wait_for_the_deputy_until_half_of_all_have_none() -> None:
     leader = Copies("leader")
     leader.wrote(1, frozenset())
