@@ -24,6 +24,7 @@ from transformers import PreTrainedConfig
 from neurogrid.errors import UnsupportedModelError
 from neurogrid.model.files.quantization import Quantization
 from neurogrid.model.files.tensor_names import is_end_tensor, layer_of
+from neurogrid.model.stages.added_gradients import add_gradients_in_place
 from neurogrid.model.stages.experts import expert_weights
 from neurogrid.model.stages.skeleton import Skeleton
 from neurogrid.model.stages.subspace import Subspace
@@ -141,6 +142,8 @@ class TrainingStage:
                 layer.requires_grad_(False)
                 self.parameters |= adapt(layer_id, name, layer)
         give_back_memory()
+        layers = [skeleton.layer(layer_id) for layer_id in self._layer_ids]
+        add_gradients_in_place(nn.ModuleList([skeleton.model, *layers]))
         self._train(True)
 
     @property

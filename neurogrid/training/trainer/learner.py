@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from neurogrid.errors import ConfigurationError
+from neurogrid.model.stages.added_gradients import add_gradients_in_place
 from neurogrid.training.averaging.parts import Layout
 from neurogrid.training.optimizers import token_weighted_loss
 from neurogrid.training.runs.estimate import member_bytes
@@ -82,6 +83,7 @@ class Learner:
             parameter.data = parameter.data.clone(memory_format=torch.contiguous_format)
         self._parameters = trained_parameters(self._model)
         self._values = list(self._parameters.values())
+        add_gradients_in_place(self._model)
         self.layout = Layout.of(self._parameters)
         self.reader = BatchReader(settings.kind, model.config)
         self.micro_batch = inner.micro_batch
