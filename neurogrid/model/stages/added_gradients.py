@@ -9,13 +9,16 @@ from __future__ import annotations
 
 from collections import Counter
 from functools import cache
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 __all__ = ["add_gradients_in_place"]
+
+# Rows and columns of a product that is tried: how it is cut along the rows of a micro-batch does not depend on more.
+_TRIED: Final = 1024
 
 
 def add_gradients_in_place(model: nn.Module) -> None:
@@ -56,7 +59,9 @@ class _Adding:
             number: int = torch._C._current_graph_task_id()
             self._is_shared |= number == self._last_pass
             self._last_pass = number
-        elif not self._is_shared and _has_same_bits(len(rows), *gradient.shape):
+        elif not self._is_shared and _has_same_bits(
+            len(rows), *(min(each, _TRIED) for each in gradient.shape)
+        ):
             torch.addmm(gradient, rows.t(), given, out=gradient)
             return None
         return rows.t() @ given
