@@ -105,10 +105,13 @@ def test_verify_says_whether_it_learns(run: Run) -> None:
 def test_the_whole_run_is_in_one_look(run: Run) -> None:
     for number in range(7, 11):
         run.decide("a", "b", loss=2.4 - 0.1 * number)
+    [answer] = asked(run.board, "/v1/training/global")
+    assert answer.json()["training_verified"]
     run.differing = {"b": 9}
     [answer] = asked(run.board, "/v1/training/global")
     told = answer.json()
-    assert (told["round"], told["training_verified"]) == (run.machine.state.round, True)
+    assert (told["round"], told["training_verified"]) == (run.machine.state.round, False)
+    assert "of the members have the same weights" in told["reason"]
     assert told["loss"]["latest"] == pytest.approx(1.4)
     assert told["loss"]["latest"] < told["loss"]["short"] < told["loss"]["long"]
     trend = told["loss"]["trend"]
