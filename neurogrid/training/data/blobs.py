@@ -51,6 +51,8 @@ _MIB: Final = 1024 * 1024
 _ANSWER: Final = 10.0
 _HASHED_PER_SECOND: Final = 32 * _MIB
 _SENT_PER_SECOND: Final = _MIB // 16
+# Seconds until those that were busy are asked again.
+_BUSY_PAUSE: Final = 0.25
 
 
 class Provider(Protocol):
@@ -334,6 +336,10 @@ async def fetch_manifest(
     return await trio.to_thread.run_sync(Manifest.decode, bytes(blob.data))
 
 
+def _is_busy(error: NeuroGridError) -> bool:
+    return isinstance(error, PeerRefusedError) and error.code == ErrorCode.BUSY
+
+
 async def _fetch_from_any(
     transfers: Transfers,
     blob_id: bytes,
@@ -347,38 +353,45 @@ async def _fetch_from_any(
     """A blob from the first that gives all of it, and what one fails to send from the next.
 
     A peer that is silent has its share of the time, and no more; one that is not the last resort has to answer, and to
-    send at a pace, too. Who fails in that is passed over for a while.
+    send at a pace, too. Who fails in that is passed over for a while. Where nobody else gave it, those that were busy
+    are asked again: others have asked them for other blobs when one was lost.
     """
     failures: dict[str, NeuroGridError] = {}
     store = MemoryStore()
-    for number, peer_id in enumerate(peers):
-        share = max(0.0, deadline - trio.current_time()) / (len(peers) - number)
-        answer = share
-        if passed_over is not None and peer_id != last_resort:
-            share = min(share, _ANSWER + max_bytes / _SENT_PER_SECOND)
-            answer = min(share, _ANSWER + max_bytes / _HASHED_PER_SECOND)
-        try:
-            with trio.fail_after(share):
-                fetched = await transfers.fetch_blob(
-                    peer_id, blob_id, store=store, max_bytes=max_bytes, offer_timeout=answer
+    asked = peers
+    while True:
+        for number, peer_id in enumerate(asked):
+            share = max(0.0, deadline - trio.current_time()) / (len(asked) - number)
+            answer = share
+            if passed_over is not None and peer_id != last_resort:
+                share = min(share, _ANSWER + max_bytes / _SENT_PER_SECOND)
+                answer = min(share, _ANSWER + max_bytes / _HASHED_PER_SECOND)
+            try:
+                with trio.fail_after(share):
+                    fetched = await transfers.fetch_blob(
+                        peer_id, blob_id, store=store, max_bytes=max_bytes, offer_timeout=answer
+                    )
+                return fetched.blob
+            except trio.TooSlowError:
+                failures[peer_id] = ResponseTimeout(
+                    f"{peer_id} did not give all of it within {share:.1f} s"
                 )
-            return fetched.blob
-        except trio.TooSlowError:
-            failures[peer_id] = ResponseTimeout(
-                f"{peer_id} did not give all of it within {share:.1f} s"
+            except (PeerRefusedError, RemoteProtocolError, TransportError) as exc:
+                failures[peer_id] = exc
+            error = failures[peer_id]
+            if passed_over is not None and peer_id != last_resort:
+                passed_over.blame(peer_id, error)
+            # One of several that has it no more, or is busy, is nothing that anybody need look into.
+            is_usual = isinstance(error, PeerRefusedError) and error.code in (
+                ErrorCode.BLOB_UNKNOWN,
+                ErrorCode.BUSY,
             )
-        except (PeerRefusedError, RemoteProtocolError, TransportError) as exc:
-            failures[peer_id] = exc
-        error = failures[peer_id]
-        if passed_over is not None and peer_id != last_resort:
-            passed_over.blame(peer_id, error)
-        # One of several that has it no more, or is busy, is nothing that anybody need look into.
-        is_usual = isinstance(error, PeerRefusedError) and error.code in (
-            ErrorCode.BLOB_UNKNOWN,
-            ErrorCode.BUSY,
-        )
-        level = logging.INFO if is_usual and peer_id != last_resort else logging.WARNING
-        logger.log(level, "%s gave no blob %s: %s", peer_id, _short(blob_id), error)
+            level = logging.INFO if is_usual and peer_id != last_resort else logging.WARNING
+            logger.log(level, "%s gave no blob %s: %s", peer_id, _short(blob_id), error)
+        asked = [peer_id for peer_id in asked if _is_busy(failures[peer_id])]
+        if not asked or deadline - trio.current_time() <= _BUSY_PAUSE:
+            break
+        await trio.sleep(_BUSY_PAUSE)
     reasons = "; ".join(f"{peer_id}: {exc}" for peer_id, exc in failures.items())
     raise BlobUnavailableError(
         f"none of {len(peers)} peers gave blob {_short(blob_id)}: {reasons or 'nobody was named'}",

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import trio
 
-from neurogrid.errors import PeerRefusedError, RemoteProtocolError
+from neurogrid.errors import PeerRefusedError, RemoteProtocolError, RequestRefusedError
 from neurogrid.p2p.exchange.exchange import Exchange
 from neurogrid.p2p.memory import open_memory_network
 from neurogrid.p2p.transfer import BlobSource, BlobUnavailableError
@@ -110,6 +110,32 @@ async def test_one_that_sends_something_else_costs_a_chunk_and_is_not_asked_agai
         with pytest.raises(BlobUnavailableError):
             await cache.fetch(manifest.slices[2], [bad.peer_id], TIMEOUT)
         assert len(liar.asked) == 2
+
+
+async def test_those_that_were_busy_are_asked_again_where_nobody_else_gave_it(
+    data: Path, tmp_path: Path
+) -> None:
+    manifest = read_manifest(data)
+    store = SliceStore(data, manifest)
+
+    class Busy(Member):
+        async def provide(self, peer_id: str, blob_id: bytes) -> BlobSource | None:
+            if not self.asked:
+                self.asked.append(blob_id)
+                raise RequestRefusedError("4 are being dealt with", code=ErrorCode.BUSY)
+            return await super().provide(peer_id, blob_id)
+
+    async with nodes(3) as (gone, busy, member):
+        busy_one = served(busy, Busy(store))
+        cache = SliceCache(member.transfers, tmp_path / "cache", 2**30)
+        peers = [gone.peer_id, busy.peer_id]  # the first has nothing
+        path = await cache.fetch(manifest.slices[0], peers, TIMEOUT)
+        assert path.stat().st_size == manifest.slices[0].num_bytes
+        assert busy_one.asked == [manifest.slices[0].blob_id] * 2
+        # No longer than there is time.
+        busy_one.asked.clear()
+        with pytest.raises(BlobUnavailableError, match="are being dealt with"):
+            await cache.fetch(manifest.slices[1], peers, 0.2)
 
 
 @pytest.mark.parametrize("way", ["silent", "slow"])
