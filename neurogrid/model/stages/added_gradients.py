@@ -27,6 +27,7 @@ def add_gradients_in_place(model: nn.Module) -> None:
     uses = Counter(id(each) for module in modules for each in module.parameters(recurse=False))
     for each in modules:
         if type(each) is nn.Linear and each.weight.requires_grad and uses[id(each.weight)] == 1:
+            # An object that is called as a method is: mypy wants a function there.
             each.forward = _Adding(each)  # type: ignore[method-assign, assignment]
 
 
@@ -49,6 +50,7 @@ class _Adding:
         )
         if is_plain:
             return functional.linear(given, weight, bias)
+        # Torch has no types for it.
         result: Tensor = _Linear.apply(given, weight, bias, self)  # type: ignore[no-untyped-call]
         return result
 
@@ -56,6 +58,7 @@ class _Adding:
         """Of the weight, from what came of the rows of a micro-batch; None where it is added already."""
         gradient = self._linear.weight.grad
         if gradient is None:
+            # As torch's own checkpointing tells backward passes apart.
             number: int = torch._C._current_graph_task_id()
             self._is_shared |= number == self._last_pass
             self._last_pass = number

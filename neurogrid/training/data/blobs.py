@@ -381,12 +381,10 @@ async def _fetch_from_any(
             error = failures[peer_id]
             if passed_over is not None and peer_id != last_resort:
                 passed_over.blame(peer_id, error)
-            # One of several that has it no more, or is busy, is nothing that anybody need look into.
-            is_usual = isinstance(error, PeerRefusedError) and error.code in (
-                ErrorCode.BLOB_UNKNOWN,
-                ErrorCode.BUSY,
-            )
-            level = logging.INFO if is_usual and peer_id != last_resort else logging.WARNING
+            # One of several that has it no more, or one that is busy, is nothing that anybody need look into.
+            is_gone = isinstance(error, PeerRefusedError) and error.code == ErrorCode.BLOB_UNKNOWN
+            is_usual = _is_busy(error) or (is_gone and peer_id != last_resort)
+            level = logging.INFO if is_usual else logging.WARNING
             logger.log(level, "%s gave no blob %s: %s", peer_id, _short(blob_id), error)
         asked = [peer_id for peer_id in asked if _is_busy(failures[peer_id])]
         if not asked or deadline - trio.current_time() <= _BUSY_PAUSE:
