@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +17,9 @@ from trio.testing import MockClock
 
 from neurogrid.errors import CapacityError, ConfigurationError, NeuroGridError
 from neurogrid.exception_groups import unwrap_errors
+from neurogrid.inference.generation.loaded_model import LoadedModel
 from neurogrid.inference.residency import MAX_MODELS, ResidencyLimits
+from neurogrid.model.embedded import embedded_model_path
 from neurogrid.server.app import make_app
 from neurogrid.server.cluster.routes import cluster_routes
 from neurogrid.server.health import health_routes
@@ -39,6 +43,7 @@ class World:
         broken: names of models that cannot be opened.
         opened: names, in the order in which they were.
         kept: names that are to be found again at the next start.
+        loaded: other models than the embedded one, by name.
     """
 
     room: int = 9
@@ -48,6 +53,7 @@ class World:
     forgotten: list[str] = field(default_factory=list)
     kept: set[str] = field(default_factory=set)
     text: dict[str, str] = field(default_factory=dict)
+    loaded: dict[str, LoadedModel] = field(default_factory=dict)
 
     @asynccontextmanager
     async def open(self, model: ServedModel) -> AsyncIterator[Any]:
@@ -57,7 +63,7 @@ class World:
             raise self.broken[name]
         if len(self.open_now) >= self.room:
             raise CapacityError(f"{name} needs 2 B, and 1 B is left", needed=2, available=1)
-        loaded = replace(load_embedded(), name=name)
+        loaded = replace(self.loaded.get(name) or load_embedded(), name=name)
         told = Told(loaded, text=self.text.get(name, f" says {name}."))
         self.opened.append(name)
         self.open_now[name] = told
@@ -226,6 +232,32 @@ async def test_an_idle_one_gives_way_and_comes_back(autojump_clock: MockClock) -
         assert await served.states() == {"a": "ready", "b": "idle"}
 
     await serve(World(room=1), ("a", "b"), use)
+
+
+async def test_one_whose_files_are_gone_is_served_and_takes_no_other_along(
+    autojump_clock: MockClock, tmp_path: Path
+) -> None:
+    place = tmp_path / "b"
+    shutil.copytree(embedded_model_path(), place)
+    loaded = LoadedModel.load(place, name="b", max_seq_len=128, dtype="float32")
+
+    async def use(served: Served) -> None:
+        assert (await served.says("b")).status == 200
+        for size_is_known in (True, False):
+            for path in ("/api/tags", "/api/ps"):
+                answer = await served.get(path)
+                assert answer.status == 200
+                sizes = {each["name"]: each["size"] for each in answer.json["models"]}
+                assert sizes["a:latest"]
+                assert bool(sizes["b:latest"]) is size_is_known
+            shutil.rmtree(place, ignore_errors=True)
+        assert (await served.post("/api/show", model="b")).status == 200
+        assert (await served.says("b")).status == 200
+        assert (await ask(served.app, "DELETE", "/v1/models/b")).status == 200
+        assert (await served.says("a")).status == 200
+        assert await served.states() == {"a": "ready"}
+
+    await serve(World(loaded={"b": loaded}), ("a", "b"), use)
 
 
 async def test_who_waits_too_long_is_told_to_come_again(autojump_clock: MockClock) -> None:

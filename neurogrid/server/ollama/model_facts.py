@@ -7,7 +7,9 @@ config, in hexadecimals: it differs where models do, and is no digest of their w
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Iterator
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any
 
@@ -84,7 +86,7 @@ def _entry(coordinator: Coordinator, name: str, parent: str) -> dict[str, object
         "name": tagged,
         "model": tagged,
         "modified_at": _modified_at(model),
-        "size": sum(file.stat().st_size for file in model.checkpoint.files),
+        "size": sum(found.st_size for found in _stats(model)),
         "digest": digest,
         "details": _details(model, parent),
     }
@@ -105,6 +107,13 @@ def _details(model: LoadedModel, parent: str) -> dict[str, object]:
     }
 
 
+def _stats(model: LoadedModel) -> Iterator[os.stat_result]:
+    """What the system says of the files of a model, as far as they are there: it is served without them, too."""
+    for file in model.checkpoint.files:
+        with suppress(OSError):
+            yield file.stat()
+
+
 def _modified_at(model: LoadedModel) -> str:
-    newest = max(file.stat().st_mtime for file in model.checkpoint.files)
+    newest = max((found.st_mtime for found in _stats(model)), default=0.0)
     return datetime.fromtimestamp(newest, UTC).isoformat().replace("+00:00", "Z")
