@@ -309,11 +309,12 @@ async def _serve(
             if options.cluster or options.new_cluster:
                 _judge_cluster(options)  # whoever has the port may have that, too, which says more
             raise
-        run = ServedRun.of(options.model, follows=options.follow)
+        each = each_model(options) if has_several(options) else [options]
+        runs = [ServedRun.of(one.model, follows=one.follow) for one in each]
+        run = runs[0]
         additions = serving.read_additions()
     if run is not None and options.follow:
         await run.wait_first(screen)
-    each = each_model(options) if has_several(options) else [options]
     if has_several(options):
         await find_models(each, screen, lambda: _judge_places(options))
     else:
@@ -334,6 +335,7 @@ async def _serve(
         with exporting_traces(options, NAME):
             await serve_models(
                 each,
+                runs,
                 serving,
                 additions,
                 where,

@@ -6,6 +6,7 @@ import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -24,6 +25,8 @@ _LOOK: Final = 1.0
 # Times that a checkpoint may be removed while it is taken.
 _ATTEMPTS: Final = 5
 _PREFIX: Final = ".served-"
+# Several models of one server may be of one run.
+_numbers = count(1)
 
 
 class ServedRun:
@@ -76,7 +79,7 @@ class ServedRun:
         """
         # Beside the checkpoints, which may be on another disk: what is there is linked.
         _sweep(self._run.checkpoints)
-        folder = self._run.checkpoints / f"{_PREFIX}{os.getpid()}"
+        folder = self._run.checkpoints / f"{_PREFIX}{os.getpid()}-{next(_numbers)}"
         try:
             yield self._link(folder)
         finally:
@@ -108,6 +111,6 @@ class ServedRun:
 def _sweep(path: Path) -> None:
     """Remove what servers have left that were killed."""
     for folder in path.glob(f"{_PREFIX}*"):
-        pid = folder.name.removeprefix(_PREFIX)
+        pid = folder.name.removeprefix(_PREFIX).partition("-")[0]
         if pid.isascii() and pid.isdecimal() and not Path("/proc", pid).exists():
             shutil.rmtree(folder, ignore_errors=True)

@@ -30,6 +30,7 @@ from neurogrid.inference.residency import MAX_MODELS
 if TYPE_CHECKING:
     from neurogrid.assembly.coordinator_settings import CoordinatorSettings
     from neurogrid.assembly.memory_sharing import MemorySharing
+    from neurogrid.cli.commands.follow import ServedRun
     from neurogrid.cli.commands.serve import Server
     from neurogrid.cli.terminal.screen import Screen
     from neurogrid.cli.terminal.show import JoinLine
@@ -342,6 +343,7 @@ def trust_beside(options: argparse.Namespace, trust: Trust, name: str) -> Trust:
 
 async def serve_models(
     each: list[argparse.Namespace],
+    runs: list[ServedRun | None],
     serving: ServingOptions,
     additions: Additions,
     where: Listening,
@@ -357,6 +359,7 @@ async def serve_models(
 
     Args:
         each: the options of each, found.
+        runs: of each the training run whose newest checkpoint is served, until the end; None for one of no run.
         additions: what clients had added, which is served, too.
         where: the first one listens.
         make_settings: gives the settings of one.
@@ -410,6 +413,9 @@ async def serve_models(
         if trust is not None:
             held.enter_context(trust.held())
             opener.trust = trust
+        for options, run in zip(each, runs, strict=True):
+            if run is not None:
+                options.model = held.enter_context(run.take())
         await opener.expect_all()
         if trust is None:
             # Now that nothing else is known to be wrong.
