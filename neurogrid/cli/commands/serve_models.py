@@ -11,7 +11,7 @@ import copy
 import hashlib
 import logging
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, ExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -112,7 +112,7 @@ class ModelOptions:
     """One model, as it is opened.
 
     Attributes:
-        options: its own.
+        options: its own; without the adapters that clients have removed.
         loaded: what was read of it before it is opened the first time.
         named: what the client named that added it, by which it is found again; empty for one of the start.
         kept: what it was when it was added, before this start; None where nobody has to look for it again.
@@ -122,6 +122,17 @@ class ModelOptions:
     loaded: LoadedModel | None = None
     named: str = ""
     kept: AddedModel | None = None
+
+    def keep_adapters(self, names: Collection[str]) -> None:
+        """Open it with these adapters of its options, and with no others, from now on."""
+        from neurogrid.assembly.adapter_places import adapter_name
+
+        self.options = copy.copy(self.options)
+        self.options.adapter = [
+            (name, path)
+            for name, path in self.options.adapter
+            if (name or adapter_name(path)) in names
+        ]
 
 
 class _Opener:
@@ -272,6 +283,7 @@ class _Opener:
             ) as coordinator:
                 del loaded
                 self._open[name] = coordinator
+                given = tuple(coordinator.adapters)
                 if is_first and self.first_progress is not None:
                     # Those who may join have been told.
                     known = replace(self.trust, is_new=False, ticket_file=None)
@@ -281,6 +293,8 @@ class _Opener:
                     yield coordinator
                 finally:
                     del self._open[name]
+                    served = coordinator.adapters
+                    place.keep_adapters([each.name for each in given if each in served])
         finally:
             self._sharing.forget(name)
 
@@ -290,11 +304,9 @@ class _Opener:
         where = self.where if is_first else listening_beside(options)
         trust = self.trust if is_first else trust_beside(options, self.trust, model.name)
         settings = self._make_settings(options, where, trust)
-        adapters = model.adapters if model.remembered is not None else settings.adapters
         return replace(
             settings,
             model_name=model.name,
-            adapters=dict(adapters),
             bootstrap=tuple(dict.fromkeys((*settings.bootstrap, *self._known_workers()))),
         )
 

@@ -120,7 +120,7 @@ async def restore_adapters(coordinator: Coordinator, additions: Additions, root:
     for name, added in additions.adapters_of(coordinator.model.name).items():
         known = adapters.get(name)
         if known is not None and known.source.key.hex() == added.key:
-            continue  # as after a while in which the model was idle
+            continue  # whoever started the server named it, too
         try:
             adapters.require_free(name)
             adapter = await trio.to_thread.run_sync(
