@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 import torch
@@ -16,6 +16,8 @@ from neurogrid.assembly.verification import require_room
 from neurogrid.cli.commands.coordinator import build_parser
 from neurogrid.errors import ConfigurationError
 from neurogrid.inference.pipeline.pipeline_stage import PipelineStage
+from neurogrid.inference.pipeline.routing import Routing
+from neurogrid.inference.pipeline.session_worker import Prior
 from neurogrid.inference.verification.bands import band, differing_rows, row_differences
 from neurogrid.inference.verification.judging import (
     OWN,
@@ -27,10 +29,16 @@ from neurogrid.inference.verification.judging import (
 )
 from neurogrid.inference.verification.records import RecordRoom, SegmentRecord
 from neurogrid.inference.verification.suspicion import MAX_PROOF_STEPS, PROOF_STEPS, Suspicion
+from neurogrid.inference.verification.verifier import Verification
 from neurogrid.model.stages.cost import LayerCost
+from neurogrid.planner import PlannedStage
 
 if TYPE_CHECKING:
+    from neurogrid.fleet.placing.fleet import Fleet
     from neurogrid.inference.generation.loaded_model import LoadedModel
+    from neurogrid.inference.pipeline.session import PipelineSession
+    from neurogrid.inference.pipeline.session_worker import SessionWorker
+    from neurogrid.p2p.exchange.exchange import Exchange
 
 HIDDEN_SIZE = 4
 ROW_BYTES = 2 * HIDDEN_SIZE * 4  # what goes in and what comes out
@@ -250,6 +258,67 @@ def test_hidden_states_are_copied() -> None:
     came(hidden_BTD)
     hidden_BTD.zero_()
     assert all(part.abs().sum() for part in record.rows())
+
+
+def pipeline(session_id: int, *peers: str) -> PipelineSession:
+    """A session with a layer on each of these, in chains of one."""
+    stages = [
+        PipelineStage(
+            PlannedStage(peer, index, index + 1, 0),
+            cast("SessionWorker", SimpleNamespace(peer_id=peer)),
+        )
+        for index, peer in enumerate(peers)
+    ]
+    chains = [SimpleNamespace(stages=(stage,), observe=None) for stage in stages]
+    return cast("PipelineSession", SimpleNamespace(session_id=session_id, chains=chains))
+
+
+def verification() -> Verification:
+    """One that never comes to verify anything."""
+    routing = Routing(cast("Exchange", SimpleNamespace()), "star")
+    return Verification(
+        *cast("tuple[Fleet, Any, Any, Any]", (None, routing, None, None)),
+        coordinator_id="own",
+        max_piece=None,
+        greatest=lambda wire: 0.0,
+        suspicion=Suspicion(1.0),
+    )
+
+
+def test_a_session_goes_on_from_another_beside_layers_of_the_coordinator() -> None:
+    verifying = verification()
+    for number in range(3):
+        prior = Prior(number, 4 * number, stays_open=False) if number else None
+        session = pipeline(number + 1, "own", "a", "b")
+        record = verifying.new_record(session, prior, None)
+        assert record is not None
+        assert [item.peer_id for each in record.segments for item in each.stages] == ["a", "b"]
+        own, *others = session.chains
+        assert own.observe is None
+        for chain in others:
+            assert chain.observe is not None
+            step = rows(4 * number, 4 * number + 4, number)
+            chain.observe(4 * number, step)(step)
+        verifying.hand_in(record, is_kept=True)
+        assert verifying.num_waiting == number + 1
+        assert [each.length for each in record.segments] == [4 * number + 4] * 2
+
+
+def test_a_session_that_goes_on_elsewhere_takes_no_room_of_records() -> None:
+    verifying = verification()
+    session = pipeline(1, "a", "b")
+    record = verifying.new_record(session, None, None)
+    assert record is not None
+    for chain in session.chains:
+        assert chain.observe is not None
+        chain.observe(0, rows(0, 4, 1))(rows(0, 4, 1))
+    verifying.hand_in(record, is_kept=True)
+    before = verifying._room.taken
+    assert before == 2 * 4 * ROW_BYTES
+    elsewhere = pipeline(2, "a", "c")
+    assert verifying.new_record(elsewhere, Prior(1, 4, stays_open=True), None) is None
+    assert verifying._room.taken == before
+    assert all(chain.observe is None for chain in elsewhere.chains)
 
 
 # ------------------------------------------------------------------ what is asked for

@@ -134,19 +134,17 @@ class Verification:
         """Begin to record a session; None for one whose first tokens are not known."""
         num_known = prior.num_tokens if prior is not None else 0
         before = self._kept.get(prior.session_id) if prior is not None else None
-        if num_known and before is None:
+        known = before.segments if before is not None else ()
+        chains = [
+            chain
+            for chain in pipeline.chains
+            if any(item.peer_id != self._coordinator_id for item in chain.stages)
+        ]
+        olds = [next((s for s in known if _goes_on(s, chain.stages)), None) for chain in chains]
+        if num_known and (before is None or None in olds):
             return None
         segments = []
-        for chain in pipeline.chains:
-            old = (
-                next((s for s in before.segments if _goes_on(s, chain.stages)), None)
-                if before
-                else None
-            )
-            if num_known and old is None:
-                return None
-            if all(item.peer_id == self._coordinator_id for item in chain.stages):
-                continue
+        for chain, old in zip(chains, olds, strict=True):
             segment = old.beginning(num_known) if old else SegmentRecord(chain.stages, self._room)
             chain.observe = segment.sent
             segments.append(segment)
