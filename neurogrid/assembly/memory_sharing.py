@@ -232,7 +232,7 @@ class MemoryShare:
         """Decide what this model plans with, and how many sessions it has.
 
         Args:
-            infos: of the workers that it found.
+            infos: of the workers that it found, as each says.
             own_id: peer id of its own stage.
             free_here: memory of this machine that layers may take; None where none do, or workers here have it.
             beside_bytes: what stands beside each layer, as adapters.
@@ -248,7 +248,9 @@ class MemoryShare:
             for layer, more in zip(self.demand.layers, beside_bytes, strict=True)
         )
         self.demand = replace(self.demand, layers=layers)
-        rooms = [Room(info.peer_id, info.free_bytes) for info in infos]
+        # What is kept for those that are to be opened is divided anew.
+        left_there = self._left(infos, kept=Counter())
+        rooms = [Room(info.peer_id, info.free_bytes) for info in left_there]
         if free_here is not None:
             left = max(sharing._machine(free_here) - beside[HERE], 0)
             rooms.append(Room(HERE, left, is_last=True))
@@ -267,7 +269,11 @@ class MemoryShare:
         What a worker says is what is left beside all others then. Of these the ones of this process may hold more now,
         or less.
         """
-        beside, kept = self._sharing._beside(self.name), self._sharing._kept_beside(self.name)
+        return self._left(infos, kept=self._sharing._kept_beside(self.name))
+
+    def _left(self, infos: Sequence[WorkerInfo], *, kept: Mapping[str, int]) -> list[WorkerInfo]:
+        """The workers with what they have beside the open models, less what is kept there."""
+        beside = self._sharing._beside(self.name)
         num_beside = self._sharing._num_beside(self.name)
         found = []
         for info in infos:
@@ -277,7 +283,7 @@ class MemoryShare:
                 continue
             if self._told.get(peer_id, (None, 0))[0] != told:
                 self._told[peer_id] = told, beside[peer_id]
-            left = told + self._told[peer_id][1] - beside[peer_id] - kept[peer_id]
+            left = told + self._told[peer_id][1] - beside[peer_id] - kept.get(peer_id, 0)
             found.append(
                 replace(info, free_bytes=max(left, 0), num_models_beside=num_beside[peer_id])
             )

@@ -269,7 +269,7 @@ async def open_plan(
             fleet.limited = share.limited
             beside_bytes = adapters.layer_bytes(len(model.costs))
             share.divide(
-                fleet.limited(await fleet.describe(workers)) if workers else [],
+                await fleet.describe(workers) if workers else [],
                 own_id=host.peer_id,
                 free_here=None if local_layers == "none" else _free_here(),
                 beside_bytes=beside_bytes,

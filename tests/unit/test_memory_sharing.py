@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from dataclasses import replace
 
 import pytest
@@ -53,13 +54,31 @@ def test_room_is_left_for_those_that_are_to_be_opened() -> None:
         # As a worker that serves several tells it: what is left beside the others.
         left = 1100 - taken_bytes(480, 0)
         infos_of_b = [worker("w", left)]
-        other.divide(other.limited(infos_of_b), own_id="other", free_here=None, beside_bytes=NONE)
+        other.divide(infos_of_b, own_id="other", free_here=None, beside_bytes=NONE)
         assert other.num_sessions == 2
         assert free(other.limited(infos_of_b)) == {"w": left}
         # Nobody waits any more: what the other one holds is all that is taken.
         with other.holding(lambda: replace(plan, stages=(PlannedStage("w", 0, 4, 400),))):
             assert free(share.limited(infos)) == {"w": 1100 - taken_bytes(400, 0)}
     assert sharing.held() == {}
+
+
+@pytest.mark.parametrize("gives_way", [False, True])
+def test_what_is_kept_for_the_last_is_divided_once(gives_way: bool) -> None:
+    sharing, each = MemorySharing(gives_way=gives_way), taken_bytes(440, 0)
+    for name in "abc":
+        sharing.expect(model(name))
+    left = 3 * each + 10
+    with ExitStack() as stack:
+        for name in "abc":
+            share, infos = sharing.share(model(name)), [worker("w", left)]
+            share.divide(infos, own_id=name, free_here=None, beside_bytes=NONE)
+            assert share.num_sessions == 1
+            left -= each
+            # What the others need is left to them.
+            num_waiting = "cba".index(name)
+            assert free(share.limited(infos)) == {"w": left + each - num_waiting * each}
+            stack.enter_context(share.holding(lambda: Plan((PlannedStage("w", 0, 4, 440),))))
 
 
 def test_a_model_goes_to_a_worker_that_computes_for_no_other() -> None:
