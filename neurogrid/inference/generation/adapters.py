@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 from weakref import WeakValueDictionary
@@ -53,7 +53,7 @@ class ServedAdapters(TransferPolicy):
     def __init__(self, model: LoadedModel) -> None:
         self._model = model
         self._adapters: dict[str, ServedAdapter] = {}
-        # As long as a session has them, too.
+        # As long as a session has them, too. Adapters with equal parts share these.
         self._blobs: WeakValueDictionary[bytes, LayerBlob] = WeakValueDictionary()
 
     @classmethod
@@ -107,9 +107,12 @@ class ServedAdapters(TransferPolicy):
             ConfigurationError: its name is another's or the model's, or there are too many.
         """
         self.require_free(adapter.name)
-        self._adapters[adapter.name] = adapter
-        for blob in adapter.source.blobs.values():
-            self._blobs[blob.blob_id()] = blob
+        shared = {
+            layer_id: self._blobs.setdefault(blob.blob_id(), blob)
+            for layer_id, blob in adapter.source.blobs.items()
+        }
+        source = replace(adapter.source, blobs=shared)
+        self._adapters[adapter.name] = replace(adapter, source=source)
 
     def require_free(self, name: str) -> None:
         """Check that an adapter may have a name; raises as `add`."""
