@@ -43,6 +43,7 @@ class World:
         broken: names of models that cannot be opened.
         opened: names, in the order in which they were.
         kept: names that are to be found again at the next start.
+        places: names that are taken, of models that are there.
         loaded: other models than the embedded one, by name.
     """
 
@@ -53,6 +54,7 @@ class World:
     forgotten: list[str] = field(default_factory=list)
     kept: set[str] = field(default_factory=set)
     text: dict[str, str] = field(default_factory=dict)
+    places: set[str] = field(default_factory=set)
     loaded: dict[str, LoadedModel] = field(default_factory=dict)
 
     @asynccontextmanager
@@ -74,11 +76,16 @@ class World:
 
     def forget(self, name: str) -> None:
         self.forgotten.append(name)
+        self.places.discard(name)
 
     async def find(self, place: str, name: str | None) -> str:
         if place.startswith("no"):
             raise ConfigurationError(f"there is no model {place!r}")
-        return name or place
+        found = name or place
+        if found in self.places:
+            raise ConfigurationError(f"the name {found!r} is taken")
+        self.places.add(found)
+        return found
 
     async def keep(self, name: str) -> None:
         if name == "unkept":
@@ -124,6 +131,7 @@ async def serve(
     models = Models(limits)
     for name in (*names, *added):
         models.add(name, is_wanted=True)
+        world.places.add(name)
     metrics = CoordinatorMetrics(models=models.all)
     app = make_app(
         [
@@ -333,7 +341,11 @@ async def test_one_that_cannot_be_added_leaves_the_others_alone(autojump_clock: 
         assert (await served.post("/v1/models", model="c")).status == 200
         for number in range(MAX_MODELS - 3):
             served.models.add(f"more{number}", is_wanted=False)
-        assert (await served.post("/v1/models", model="d")).status == 400
+        refused = await served.post("/v1/models", model="d")
+        assert refused.status == 400
+        assert f"{MAX_MODELS} models are served already" in refused.error["message"]
+        assert (await ask(served.app, "DELETE", "/v1/models/c")).status == 200
+        assert (await served.post("/v1/models", model="d")).status == 200
 
     await serve(World(), ("a", "b"), use)
 

@@ -85,7 +85,11 @@ def model_routes(
                 name = await where.find(str(body["model"]), None if wanted is None else str(wanted))
             except NeuroGridError as exc:
                 raise _refused(str(exc)) from exc
-            model = several.add(name, is_wanted=False)
+            try:
+                model = several.add(name, is_wanted=False)
+            except APIError:
+                where.forget(name)
+                raise
         is_open = False
         try:
             await model.wake()
