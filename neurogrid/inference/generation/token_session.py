@@ -122,7 +122,7 @@ class TokenSession:
         self._patience = patience
         self._tokens: list[int] = []
         self._calls: list[int] = []  # tokens of each forward pass, in order
-        self._num_done = 0  # tokens of the steps before this one
+        self._num_done = 0  # tokens of the steps before this one, also those of an earlier session
         self._is_cut = True  # the last of them is not to be cut into chunks any more
         self._avoid: set[str] = set()  # peers whose answers were no good
         self._selection: Selection | None = None
@@ -311,6 +311,7 @@ class TokenSession:
         # Where calls need not be repeated, their bounds may be others than where it was cut.
         reused += [self.num_reused - sum(reused)] if sum(reused) < self.num_reused else []
         self._calls = [*reused, len(self._tokens) - self.num_reused]
+        self._num_done = num_tokens
 
     def _select(self, selection: Selection) -> None:
         self._selection = self._counted.enter_context(selection)

@@ -1,0 +1,119 @@
+"""A sequence of tokens over workers that fail: which calls the next ones get."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from neurogrid.errors import NoRouteError
+from neurogrid.inference.generation import token_session
+from neurogrid.inference.generation.ends_queue import Chosen
+from neurogrid.inference.generation.kept_sessions import Beginning
+from neurogrid.inference.generation.token_session import TokenSession
+from neurogrid.inference.pipeline.prefill import Bounds
+from neurogrid.inference.pipeline.selection import Selection
+from neurogrid.inference.pipeline.session_worker import Prior
+
+
+@dataclass
+class Pipeline:
+    """Workers that note what they are to compute, or fail at it.
+
+    Attributes:
+        length: tokens that they have.
+        calls: first token and end of each.
+    """
+
+    length: int
+    fails: bool
+    calls: list[Bounds] = field(default_factory=list)
+    peer_ids: tuple[str, ...] = ("a worker",)
+    takes_chunks: bool = True
+
+    async def forward(self, hidden_BTD: torch.Tensor, batch: Any = ()) -> torch.Tensor:
+        return await self.prefill([(self.length, self.length + hidden_BTD.shape[1])], None, None)
+
+    async def prefill(self, calls: list[Bounds], embed: Any, take: Any) -> torch.Tensor:
+        if self.fails:
+            raise NoRouteError("it is gone", layers=(0,), peer_id="a worker")
+        self.calls += calls
+        self.length = calls[-1][1]
+        return torch.zeros(1, 1, 4)
+
+    async def aclose(self) -> None:
+        """Do nothing."""
+
+
+async def nothing(*args: object) -> None:
+    """Do nothing."""
+
+
+async def embed(token_ids: list[int], **more: object) -> torch.Tensor:
+    return torch.zeros(1, len(token_ids), 4)
+
+
+async def choose(hidden_BTD: torch.Tensor, **more: Any) -> tuple[Chosen[Any], None]:
+    return more["choose"](hidden_BTD[0, -1]), None
+
+
+@pytest.mark.parametrize("repeats", [False, True])
+async def test_workers_fail_in_the_first_step_of_a_session_that_goes_on_from_another(
+    monkeypatch: pytest.MonkeyPatch, repeats: bool
+) -> None:
+    """All of the earlier session is one call to those that take over, where its calls need not be repeated."""
+    opened: list[Pipeline] = []
+
+    async def open_session(stages: object, routing: object, *, prior: Prior | None, **more: Any):  # type: ignore[no-untyped-def]
+        opened.append(Pipeline(prior.num_tokens if prior else 0, fails=not opened))
+        return opened[-1]
+
+    monkeypatch.setattr(token_session, "open_session", open_session)
+    selection: Any = Selection(())
+    monkeypatch.setattr(Selection, "has_same_bits", not repeats)
+
+    async def select(**more: Any) -> Any:
+        return selection
+
+    decoded = [20, *[1] * 10]
+    earlier: Any = SimpleNamespace(
+        pipeline=SimpleNamespace(session_id=7), selection=selection, calls=decoded
+    )
+    beginning = Beginning(None, 64, b"", kept=earlier, num_tokens=30)  # type: ignore[arg-type]
+
+    def taken(beginning: Beginning) -> None:
+        beginning.kept = None
+
+    others: Any = SimpleNamespace(
+        forget=lambda number: None,
+        embed=embed,
+        leave=nothing,
+        choose=choose,
+        trials=SimpleNamespace(give_way=nothing),
+        select=select,
+        should_leave=lambda selection: False,
+        failed=lambda error, selection: True,
+        taken=taken,
+        keep=lambda *args: False,
+    )
+    async with TokenSession(
+        others,
+        others,
+        others,
+        others,
+        others,
+        beginning,
+        number=1,
+        max_length=64,
+        patience=60.0,
+        replays=True,
+        max_piece=None,
+    ) as session:
+        assert await session.extend(range(40), lambda logits_V: Chosen("next", 5)) == ["next"]
+        assert session.num_reused == 30
+        assert await session.extend([5], lambda logits_V: Chosen("last", None)) == ["last"]
+    before = [(0, 20), *((start, start + 1) for start in range(20, 30))] if repeats else [(0, 30)]
+    assert [each.calls for each in opened] == [[], [*before, (30, 40), (40, 41)]]
