@@ -19,6 +19,7 @@ HERMES = """\
 {{ m.content }}{% for call in m.tool_calls or [] %}<tool_call>{{ call.function.arguments.a + 1 }}</tool_call>\
 {% endfor %}</>{% endfor %}<assistant>"""
 UNKNOWN = "{{ tools }}{% for m in messages %}{{ m.content }}{% endfor %}"
+TAGGED = HERMES + "{# <function= <parameter= #}"
 SEPARATE = {"default": UNKNOWN, "tool_use": HERMES}
 CALLS = (
     "<think>Hm.</think>\nLook:\n"
@@ -29,6 +30,10 @@ TOOL = {
     "type": "function",
     "function": {"name": "f", "parameters": {"properties": {"a": {"type": "integer"}}}},
 }
+
+
+def tool_of(parameters: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": "f", "parameters": parameters}}
 
 
 @pytest.fixture(scope="module")
@@ -109,6 +114,7 @@ def test_one_call_at_most(model: LoadedModel) -> None:
         ({"response_format": {"type": "text"}}, False),
         ({"response_format": {"type": "json_object"}}, True),
         ({"tools": [TOOL], "tool_choice": "none"}, False),
+        ({"tools": [tool_of({"properties": None, "required": None})]}, False),
     ],
 )
 def test_answers_are_held_to_a_grammar_where_that_is_asked(
@@ -143,6 +149,16 @@ def test_the_template_for_tools_is_taken(model: LoadedModel) -> None:
             {"tools": [{**TOOL, "function": {"name": "f", "parameters": {"type": "array"}}}]},
             400,
             "parameters.type",
+        ),
+        *(
+            (TAGGED, {"tools": [tool_of(given)], **more}, 400, says)
+            for given, says in (
+                ({"properties": [1]}, "parameters.properties has to be an object"),
+                ({"properties": {"a": {"type": "string", "enum": 5}}}, "properties.a.enum has to"),
+                ({"required": 5}, "parameters.required has to be a list"),
+                ({"required": [[1]]}, "parameters.required[0] has to be a string"),
+            )
+            for more in ({}, {"tool_choice": "required"})
         ),
     ],
 )

@@ -229,8 +229,9 @@ class _Rules:
 
     def _plain_text(self, rule: str, schema: Mapping[str, Any], parameter: str) -> str:
         """A text without quotes, up to the tag behind it."""
-        if "enum" in schema or "const" in schema:
-            texts = schema.get("enum") or [schema.get("const")]
+        enum = schema.get("enum")
+        if enum is not None or "const" in schema:
+            texts = enum or [schema.get("const")]
             literals = " | ".join(self._grammar.literal(str(text)) for text in texts)
             return f"({literals}) {_TAG_END}"
         if not_held := sorted({"pattern", "format"} & set(schema)):

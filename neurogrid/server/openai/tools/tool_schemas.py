@@ -29,6 +29,18 @@ _SCHEMA: Schema = {
     "description": "A JSON schema: at most 64 KiB, and 64 objects and lists deep.",
 }
 _FUNCTION: Schema = {"type": "string", "enum": ["function"]}
+# What calls are written and read by, where arguments stand between tags.
+_PARAMETERS: Schema = {
+    **_SCHEMA,
+    "properties": {
+        "type": {"type": "string", "enum": ["object"]},
+        "properties": {
+            "type": ["object", "null"],
+            "additionalProperties": {"properties": {"enum": {"type": ["array", "null"]}}},
+        },
+        "required": {"type": ["array", "null"], "items": {"type": "string"}},
+    },
+}
 
 TOOL_FIELDS: dict[str, Schema] = {
     "tools": {
@@ -45,10 +57,7 @@ TOOL_FIELDS: dict[str, Schema] = {
                     "properties": {
                         "name": _NAME,
                         "description": _DESCRIPTION,
-                        "parameters": {
-                            **_SCHEMA,
-                            "properties": {"type": {"type": "string", "enum": ["object"]}},
-                        },
+                        "parameters": _PARAMETERS,
                         "strict": _FLAG,
                     },
                 },
