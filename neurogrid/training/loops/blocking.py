@@ -149,10 +149,10 @@ def join_run(
     listen: Sequence[str] = LISTEN,
     timeout: float = 600.0,
 ) -> Iterator[Run]:
-    """Join a run, at any time, and take over its weights, outer state and position.
+    """Join a run while its founder is there, and take over its weights, outer state and position.
 
     Args:
-        where: what the founder was told: a ticket, or an address on the same machine.
+        where: what the founder was told: a ticket, which is good for 30 days, or an address on the same machine.
         model: of the same parameters; their values are replaced.
         optimizer: of this member; its state stays here. None where the caller steps one itself.
         listen: multiaddrs to listen on.

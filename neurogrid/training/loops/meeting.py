@@ -23,6 +23,7 @@ from neurogrid.p2p.trust import (
     Ticket,
     Whereabouts,
 )
+from neurogrid.p2p.trust.limits import CERTIFICATE_LIFETIME
 
 __all__ = ["LISTEN", "Meeting", "open_meeting"]
 
@@ -53,7 +54,7 @@ async def open_meeting(
 
     Args:
         where: a ticket, or the address of a member on this machine; None is the first member, which makes the ticket.
-            It is good for as long as that member is there.
+            It is good for 30 days, and no longer than that member is there: nobody else lets others in.
         listen: multiaddrs to listen on. On loopback alone no ticket is needed.
 
     Raises:
@@ -97,5 +98,8 @@ async def _found(stack: AsyncExitStack, listen: Sequence[str]) -> Meeting:
         open_host(listen=listen, identity=identity, admission=admission)
     )
     where = Whereabouts.of(host.peer_id, host.addresses)
-    ticket = cluster.ticket(host.peer_id, where.addresses, relays=where.relays)
+    # Its key is in this process alone, so there will be no other one.
+    ticket = cluster.ticket(
+        host.peer_id, where.addresses, relays=where.relays, lifetime=CERTIFICATE_LIFETIME
+    )
     return Meeting(host, (), ticket.text())
