@@ -59,6 +59,7 @@ def demand_of(model: LoadedModel, settings: CoordinatorSettings, *, asked: float
         asked=asked,
         num_stages=settings.stages,
         num_local_layers=local if isinstance(local, int) else None,
+        is_quantised=model.checkpoint.is_quantised,
     )
 
 

@@ -92,6 +92,8 @@ def _does_not_fit(problem: Problem, num_peers: int) -> CapacityError:
         detail = f"one layer alone takes {largest:,} B, and the roomiest has {roomiest:,} B"
     elif available >= needed:
         detail = "but no cut between layers gives each worker what it can hold: add a worker"
+    elif problem.model.is_quantised:
+        detail = "add workers, give them more memory, or lower --max-seq-len or --max-sessions"
     else:
         detail = (
             "add workers, give them more memory, lower --max-seq-len or --max-sessions, or make the layers "

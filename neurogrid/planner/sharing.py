@@ -57,6 +57,7 @@ class SharedModel:
         num_stages: on so many workers exactly; None for as few as will do.
         num_local_layers: so many layers, the first ones, lie in the room that is `last`; None for what does not fit
             elsewhere.
+        is_quantised: whether its checkpoint is, so that `--quantize` makes nothing smaller.
     """
 
     name: str
@@ -66,6 +67,7 @@ class SharedModel:
     asked: float = 0.0
     num_stages: int | None = None
     num_local_layers: int | None = None
+    is_quantised: bool = False
 
     def needed_bytes(self, num_sessions: int) -> int:
         """All that it takes with so many sessions."""
@@ -244,10 +246,14 @@ def _do_not_fit(models: Sequence[SharedModel], rooms: Sequence[Room]) -> Capacit
     needs = " and ".join(f"{name} needs {format_bytes(num)}" for name, num in each.items())
     roomiest = max((room.free_bytes for room in rooms), default=0)
     where = f"{len(rooms)} machine{'s' if len(rooms) != 1 else ''}"
+    if all(model.is_quantised for model in models):
+        advice = "add workers, or lower --max-seq-len"
+    else:
+        advice = "add workers, lower --max-seq-len, or make the layers smaller with --quantize"
     return CapacityError(
         f"{needs} with one session{' each' if len(each) > 1 else ''}, and there are "
         f"{format_bytes(available)} on {where}, {format_bytes(max(roomiest, 0))} on the roomiest: serve fewer models "
-        "at once, add workers, lower --max-seq-len, or make the layers smaller with --quantize",
+        f"at once, {advice}",
         needed=needed,
         available=available,
     )

@@ -67,6 +67,7 @@ class ModelSize:
         ends_seconds: for embedding, head and all else that the coordinator does for one token; 0 where it is not
             known.
         stage_seconds: what a step costs a peer besides its layers, however few they are.
+        is_quantised: whether the checkpoint is, so that `--quantize` makes nothing smaller.
     """
 
     layers: tuple[LayerSize, ...]
@@ -74,6 +75,7 @@ class ModelSize:
     activation_bytes: int = 0
     ends_seconds: float = 0.0
     stage_seconds: float = 0.0
+    is_quantised: bool = False
 
 
 @dataclass(frozen=True)

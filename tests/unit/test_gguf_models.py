@@ -171,6 +171,8 @@ def test_a_whole_model_is_loaded_and_proven(tmp_path: Path) -> None:
     }
     assert CodesForm(8, 16, "F32") in model.quantization.forms  # type: ignore[union-attr]
     assert len({cost.weight_bytes for cost in model.costs}) > 1
+    # What no `--quantize` makes smaller is advised none by the planner.
+    assert model.size(num_sessions=1).is_quantised
 
 
 # Where a model is

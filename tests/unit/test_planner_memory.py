@@ -7,8 +7,19 @@ from dataclasses import dataclass
 import pytest
 import torch
 
+from neurogrid.errors import CapacityError
 from neurogrid.model.files.config import build_config
 from neurogrid.model.stages.cost import layer_cost
+from neurogrid.planner import (
+    LayerSize,
+    ModelSize,
+    PeerCapacity,
+    Room,
+    SharedLayer,
+    SharedModel,
+    divide,
+    make_plan,
+)
 
 BYTES = 2  # an element in float16, which is what 1.0.0 computes in
 
@@ -79,3 +90,15 @@ def test_a_layer_takes_what_the_go_scheduler_says(name: str) -> None:
     )
     assert costs[0].weight_bytes == BYTES * (weights + 2 * model.hidden)
     assert costs[0].cache_bytes(model.context) == BYTES * 2 * shared * model.context
+
+
+@pytest.mark.parametrize("is_quantised", [False, True])
+def test_what_is_quantised_already_is_not_told_to_be(is_quantised: bool) -> None:
+    model = ModelSize((LayerSize(100),) * 4, is_quantised=is_quantised)
+    with pytest.raises(CapacityError, match="lower --max-seq-len or --max-sessions") as caught:
+        make_plan(model, [PeerCapacity("one", 150), PeerCapacity("other", 150)])
+    assert ("--quantize" in str(caught.value)) != is_quantised
+    shared = SharedModel("m", (SharedLayer(100),) * 4, is_quantised=is_quantised)
+    with pytest.raises(CapacityError, match="lower --max-seq-len") as caught:
+        divide([shared], [Room("one", 150)])
+    assert ("--quantize" in str(caught.value)) != is_quantised

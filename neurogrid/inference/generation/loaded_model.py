@@ -251,6 +251,7 @@ class LoadedModel(ModelSource):
             activation_bytes=self.ends.hidden_size * self.dtype.itemsize,
             ends_seconds=ends_seconds + TOKEN_SECONDS if ends_seconds else 0.0,
             stage_seconds=STAGE_SECONDS,
+            is_quantised=self.checkpoint.is_quantised,
         )
 
     @cached_property

@@ -151,6 +151,11 @@ class Checkpoint:
         return self._files.has_codes
 
     @property
+    def is_quantised(self) -> bool:
+        """Whether its layers are quantised, so that no codes can be made of them."""
+        return self._files.quantised_as is not None
+
+    @property
     def files(self) -> frozenset[Path]:
         """The files that the tensors which are here lie in."""
         return self._files.files
