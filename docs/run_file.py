@@ -19,15 +19,17 @@ from sources import ROOT
 __all__ = ["page"]
 
 MODULE = "neurogrid.training.runs.run_file.run_file"
+PRESETS = "neurogrid.training.runs.run_file.presets"
 HEAD = """# Run files
 
 What `neurogrid train run.toml` is to do, in TOML; [training.md](../training.md) says how it is used. A key without a
 default is needed; `none` stands for a key that is left out. `neurogrid train check run.toml` prints the file with all
-defaults filled in. Paths begin at the folder that the file is in. Sizes: 16 KiB and 1,000 lines at most.
+defaults filled in. Paths begin at the folder that the file is in; `~` is your home. Sizes: 16 KiB and 1,000 lines at
+most.
 
 By method, `[outer]` has other defaults: `diloco` has 1 fragment; `averaging` also `lr = 1.0` and `momentum = 0.0`;
-`data_parallel` also `every = 1` and `projected = false`. A preset fills in values before the file does; there is
-`hypha`, `node0` and `neuroshard`.
+`data_parallel` and `distro` also `every = 1` and `projected = false`. A preset fills in values before the file does:
+{presets}.
 """
 
 
@@ -36,7 +38,9 @@ def page() -> str:
     if str(ROOT) not in sys.path:
         sys.path.insert(0, str(ROOT))
     module = import_module(MODULE)
-    lines = [HEAD, "## Above the first section", "", *_table(module.RunFile)]
+    *most, last = (f"`{name}`" for name in sorted(import_module(PRESETS).PRESETS))
+    head = HEAD.format(presets=f"{', '.join(most)} or {last}")
+    lines = [head, "## Above the first section", "", *_table(module.RunFile)]
     for title, section in module.SECTIONS.items():
         lines += [f"## [{title}]", "", _summary(section), "", *_table(section)]
     return "\n".join(lines).rstrip() + "\n"

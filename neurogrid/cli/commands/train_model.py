@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -86,10 +87,10 @@ def place_of(config: str, folder: str = "") -> Path | ModelName:
     """What `config` of [model] says: a path, or a name at the hub.
 
     Args:
-        folder: that relative paths begin at.
+        folder: that relative paths begin at; a `~` at the beginning is a home.
     """
     if config == EMBEDDED:
         from neurogrid.model.embedded import embedded_model_path
 
         return embedded_model_path()
-    return model_place(config, folder)
+    return model_place(os.path.expanduser(config), folder)

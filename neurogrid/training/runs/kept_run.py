@@ -30,7 +30,9 @@ def kept_text(run: RunFile, directory: RunDirectory) -> str:
     here, folder = os.path.realpath(directory.path), os.path.realpath(run.folder)
 
     def moved(told: str) -> str:
-        return told if os.path.isabs(told) else os.path.relpath(os.path.join(folder, told), here)
+        # What begins with a home stays so: members get the text, and whose home it is is not their business.
+        is_absolute = os.path.isabs(os.path.expanduser(told))
+        return told if is_absolute else os.path.relpath(os.path.join(folder, told), here)
 
     config = run.model.config
     if config != EMBEDDED and os.path.lexists(run.place(config)):

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from neurogrid.cli.commands.train_model import place_of
 from neurogrid.errors import ConfigurationError
 from neurogrid.p2p.hosts.identity import Identity
 from neurogrid.p2p.transfer import BlobInfo, BytesSource
@@ -94,6 +95,20 @@ def test_what_is_no_place_stays(project: Path) -> None:
         (project / "run.toml").write_text(text.format(config, path, kept_at))
         kept = parse_run_file(kept_text(read_run_file(project / "run.toml"), directory))
         assert (kept.model.config, kept.data.path, kept.checkpoints.dir) == (config, path, kept_at)
+
+
+def test_a_home_is_a_place(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(project / "home"))
+    (project / "home" / "model").mkdir(parents=True)
+    text = LEAST.replace('"data/"', '"~/data"').replace('"model"', '"~/model"')
+    (project / "run.toml").write_text(text)
+    run = read_run_file(project / "run.toml")
+    assert run.place(run.data.path) == project / "home" / "data"
+    assert run.place(run.data.tokenizer) == project / "home" / "model"
+    assert place_of(run.model.config, run.folder) == project / "home" / "model"
+    kept = parse_run_file(kept_text(run, RunDirectory(project / "runs" / "run")))
+    assert (kept.data.path, kept.model.config) == ("~/data", "~/model")
+    assert list(differing_keys(kept, run)) == []
 
 
 def test_a_mixture_is_kept(project: Path) -> None:

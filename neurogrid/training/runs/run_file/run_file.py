@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -114,8 +115,8 @@ class RunFile(Section):
         return -(-steps // every) * every
 
     def place(self, told: str) -> Path:
-        """Where something is that the run file names by a path."""
-        return Path(self.folder) / told
+        """Where something is that the run file names by a path; a `~` at its beginning is a home."""
+        return Path(self.folder) / os.path.expanduser(told)
 
     def with_places(self, moved: Callable[[str], str], *, config: str, folder: str) -> RunFile:
         """The same for a file in another folder.
