@@ -86,6 +86,7 @@ async def open_training(
             gpu="" if is_cpu else device_name(device),
             data=settings.data,
             invitation=settings.invitation,
+            price=settings.price,
             storage=shutil.disk_usage(directory).free // 2,
         )
 

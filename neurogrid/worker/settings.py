@@ -46,6 +46,7 @@ class WorkerSettings:
         trains: whether it is a member of training runs.
         data: directories with slices of training data, which need not be fetched then.
         invitation: of the leader of an open run, signed; empty for none.
+        price: that is asked for training, in the unit that those who take part have agreed on.
         says_at: the level of `logging` for which coordinator it serves, and what it is ready for.
     """
 
@@ -74,4 +75,5 @@ class WorkerSettings:
     trains: bool = False
     data: tuple[Path, ...] = ()
     invitation: bytes = b""
+    price: float = 0.0
     says_at: int = logging.INFO

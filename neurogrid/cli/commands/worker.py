@@ -24,6 +24,7 @@ from neurogrid.cli.options.common import (
     listening,
     parse_and_run,
     port_number,
+    positive_float,
     positive_int,
     run_command,
     set_up_logging,
@@ -117,6 +118,14 @@ def add_worker_options(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="count at once in an open run, by the invitation that its leader wrote; without one a machine is on trial "
         "at first",
+    )
+    work.add_argument(
+        "--price",
+        type=positive_float,
+        default=0.0,
+        metavar="NUMBER",
+        help="what this machine asks for being a member of a run, in the unit that people have agreed on: a run takes "
+        "those that ask least for what they lend, and nobody above its `[members] price` (default %(default)g)",
     )
     compute = parser.add_argument_group("compute")
     device = compute.add_mutually_exclusive_group()
@@ -260,6 +269,7 @@ def run(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
             trains=options.train,
             data=tuple(options.data),
             invitation=invitation,
+            price=options.price,
         )
         async with open_worker(settings) as worker, AsyncExitStack() as stack:
             await stack.enter_async_context(serving_metrics(options, lambda: _registry_of(worker)))

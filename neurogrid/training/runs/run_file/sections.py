@@ -404,10 +404,11 @@ class MembersSection(Section):
         max: members at most; others stand by.
         open: whether anybody may come, on trial at first: what it gives counts once a result of its was computed again;
             with method "distro" and audits.
-        memory, storage: bytes that each has to offer.
+        memory: bytes that each has to lend.
+        storage: bytes of its disk that each has to lend, for slices.
         cores: that each has to offer.
         gpu: whether each has to have one.
-        price: the most that is paid for one; None for any.
+        price: the most that one may ask (`--price` of a worker); None for any.
     """
 
     min: int = 1
