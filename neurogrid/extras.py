@@ -1,10 +1,11 @@
 """Which extra of the distribution brings what is not installed.
 
-    pip install neurogrid                the transport library
-    pip install 'neurogrid[inference]'   and the commands, the model, the server
-    pip install 'neurogrid[training]'    and what training reads and reports with, beside inference
-    pip install 'neurogrid[otel]'        and what sends traces to a collector
+    neurogrid              the transport library
+    neurogrid[inference]   and the commands, the model, the server
+    neurogrid[training]    and what training makes adapters, reads and reports with, beside inference
+    neurogrid[otel]        and what sends traces to a collector
 
+What installs one is a file of packaging/requirements, since pip by itself would compile (docs/installing.md).
 Nothing is imported here, and a test compares the table with pyproject.toml.
 """
 
@@ -47,7 +48,7 @@ def missing_extra(error: ModuleNotFoundError) -> str | None:
     module = error.name or ""
     for extra, modules in EXTRAS.items():
         if any(module == name or module.startswith(f"{name}.") for name in modules):
-            return f"{module} is not installed: pip install 'neurogrid[{extra}]'"
+            return f"{module} is not installed: pip install -r packaging/requirements/{extra}.txt (in the source)"
     return None
 
 

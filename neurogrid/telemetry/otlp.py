@@ -81,7 +81,7 @@ def exporting_traces(service: str) -> Iterator[None]:
     except ModuleNotFoundError as exc:
         raise ConfigurationError(
             f"traces are to be sent ({ENDPOINT}, --otlp-endpoint), and {exc.name} is not installed: "
-            "pip install 'neurogrid[otel]'"
+            "pip install -r packaging/requirements/otel.txt (in the source)"
         ) from exc
     resource = Resource.create(
         {

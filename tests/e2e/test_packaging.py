@@ -272,7 +272,7 @@ def test_without_extras_it_is_the_transport_library_and_with_one_it_does_the_mai
     version = run(commands / "neurogrid-worker", "--version", cwd=directory)
     assert version.stdout == (
         f"neurogrid-worker {neurogrid.__version__} "
-        "(httpx2 is not installed: pip install 'neurogrid[inference]')\n"
+        "(httpx2 is not installed: pip install -r packaging/requirements/inference.txt (in the source))\n"
     )
     for command in ("neurogrid-worker", "neurogrid-coordinator --local-workers 1 --prompt x"):
         name, *args = command.split()
@@ -280,7 +280,8 @@ def test_without_extras_it_is_the_transport_library_and_with_one_it_does_the_mai
         assert done.returncode == 2, done.stderr
         last = done.stderr.splitlines()[-1]
         assert re.fullmatch(
-            rf"{name}: \w+ is not installed: pip install 'neurogrid\[inference\]'", last
+            rf"{name}: \w+ is not installed: pip install -r packaging/requirements/inference\.txt \(in the source\)",
+            last,
         )
         assert "Traceback" not in done.stderr
     add_extra(directory / "environment", built.wheel, "inference")

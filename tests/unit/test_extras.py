@@ -50,7 +50,9 @@ def test_the_extra_is_named(module: str, extra: str | None) -> None:
     if extra is None:
         assert said is None
     else:
-        assert said == f"{module} is not installed: pip install 'neurogrid[{extra}]'"
+        assert said == (
+            f"{module} is not installed: pip install -r packaging/requirements/{extra}.txt (in the source)"
+        )
 
 
 def test_a_name_that_needs_the_extra_says_so() -> None:
@@ -61,5 +63,6 @@ def test_a_name_that_needs_the_extra_says_so() -> None:
     assert ended.returncode == 1
     said = ended.stderr.splitlines()[-1]
     assert re.fullmatch(
-        r"ImportError: .*Worker: torch is not installed: .*neurogrid\[inference\].*", said
+        r"ImportError: .*Worker: torch is not installed: .*packaging/requirements/inference\.txt.*",
+        said,
     )

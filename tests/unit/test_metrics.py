@@ -234,7 +234,7 @@ def test_without_the_extra_the_error_says_what_to_install() -> None:
         [sys.executable, "-c", program], capture_output=True, text=True, check=False
     )
     assert done.returncode == 2
-    assert "pip install 'neurogrid[otel]'" in done.stderr
+    assert "pip install -r packaging/requirements/otel.txt" in done.stderr
     assert "Traceback" not in done.stderr
 
 

@@ -132,7 +132,7 @@ def _library() -> Any:  # a module
     except ModuleNotFoundError as exc:
         raise ConfigurationError(
             "answers by a schema and calls of tools need llguidance, which is not installed here: "
-            "pip install 'neurogrid[inference]'"
+            "pip install -r packaging/requirements/inference.txt (in the source)"
         ) from exc
     return llguidance
 

@@ -49,7 +49,8 @@ def make_trackers(run: RunFile, directory: Path) -> dict[str, Any]:
         from accelerate import PartialState, tracking
     except ImportError as exc:
         raise ConfigurationError(
-            f"{wanted} needs the package accelerate: pip install 'neurogrid[training]', or leave [track] out"
+            f"{wanted} needs the package accelerate: pip install -r packaging/requirements/training.txt (in the "
+            "source), or leave [track] out"
         ) from exc
     available = {str(getattr(each, "value", each)) for each in tracking.get_available_trackers()}
     if missing := [name for name in names if name not in available]:

@@ -297,6 +297,7 @@ def _import_peft() -> Any:
         import peft
     except ImportError as exc:
         raise ConfigurationError(
-            "[adapter] needs the package peft: pip install 'neurogrid[training]', or leave [adapter] out"
+            "[adapter] needs the package peft: pip install -r packaging/requirements/training.txt (in the source), "
+            "or leave [adapter] out"
         ) from exc
     return peft
