@@ -152,7 +152,8 @@ def add_worker_options(parser: argparse.ArgumentParser) -> None:
         "--min-peers",
         type=whole_number,
         metavar="N",
-        help="workers to wait for (default: as many as are named and started); 0 to compute here until some come",
+        help="workers to wait for, this machine not counted (default: as many as are named and started, or one that is "
+        "found); 0 to compute here until some come",
     )
     workers.add_argument(
         "--wait",
