@@ -1,7 +1,9 @@
 """Train one model on several machines: each has all of it, and they sync every few steps.
 
-python examples/train_together.py              # on the first machine; prints what the others join it by
-python examples/train_together.py TICKET       # on each of the others, at any time
+python examples/train_together.py              # prints what the others join it by
+python examples/train_together.py WHERE        # the others, on this machine
+
+For other machines leave out `listen`: then it prints a ticket, which leads there.
 """
 
 import sys

@@ -1,7 +1,9 @@
 """transformers' Trainer as a member of a run: one more callback.
 
 python examples/train_with_trainer.py            # the first; prints what the others join it by
-python examples/train_with_trainer.py TICKET
+python examples/train_with_trainer.py WHERE      # the others, on this machine
+
+For other machines leave out `listen`: then it prints a ticket, which leads there.
 """
 
 import sys
