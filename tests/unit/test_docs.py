@@ -119,6 +119,26 @@ def test_what_architecture_names_is_there() -> None:
                 assert there.exists() or there.with_suffix(".py").exists(), f"{page.name}: {named}"
 
 
+def test_one_word_is_for_one_thing() -> None:
+    """A word that stands twice says so; one with "of" or "in" behind it is told apart by that."""
+    rows = re.findall(
+        r"^\| (.+?) \| (.+?) \| .+ \|$", (ROOT / "docs" / "words.md").read_text(), re.MULTILINE
+    )
+    told: dict[str, list[str]] = {}
+    for cell, what in rows:
+        for named in () if what == "is" else cell.split("; "):
+            words = [named] if re.search(", (of|in) ", named) else named.split(", ")
+            for word in words:
+                told.setdefault(word, []).append(what)
+    assert len(told) > 100
+    twice = [
+        word
+        for word, each in told.items()
+        if len(each) > 1 and not any("another thing" in what for what in each)
+    ]
+    assert twice == []
+
+
 def test_every_public_name_is_explained() -> None:
     """A name without a docstring has an empty line in the table of its page."""
     for page in (ROOT / "docs" / "reference").glob("neurogrid*.md"):
