@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-__all__ = ["FIRST", "LAST", "TIED", "Cut", "Holding", "holdings_of", "layer_piece"]
+__all__ = ["FIRST", "LAST", "TIED", "Cut", "Holding", "holdings_of", "layer_piece", "state_pieces"]
 
 FIRST: Final = "first"
 """What learns at the first stage outside the layers, and is not tied."""
@@ -25,6 +25,21 @@ LAST: Final = "last"
 def layer_piece(layer_id: int) -> str:
     """What learns of a layer."""
     return f"layer.{layer_id}"
+
+
+def state_pieces(bounds: Sequence[int], index: int) -> tuple[str, ...]:
+    """The pieces that a stage may give of its state.
+
+    Args:
+        bounds: stage i has layers [bounds[i], bounds[i + 1]).
+        index: of the stage.
+    """
+    pieces = [layer_piece(layer_id) for layer_id in range(bounds[index], bounds[index + 1])]
+    if index == 0:
+        pieces.append(FIRST)
+    if index == len(bounds) - 2:
+        pieces.append(LAST)
+    return tuple(pieces)
 
 
 @dataclass(frozen=True, slots=True)

@@ -163,6 +163,22 @@ async def test_a_piece_that_is_not_what_it_is_called_is_no_piece(tmp_path: Path)
         await require_untouched(state, leader, other, folder)
 
 
+@pytest.mark.parametrize("name", ["../../out", "{folder}/out", "layer.", "layer.1/x", "outer", ""])
+async def test_what_is_called_otherwise_than_pieces_is_is_written_nowhere(
+    tmp_path: Path, name: str
+) -> None:
+    """Files have the names of pieces: a stage would choose where the leader writes."""
+    folder = tmp_path / "stages"
+    async with nodes(3, tmp_path) as (leader, stage, other):
+        state = await kept_by(leader, [stage], folder, 5)
+        pieces = await stage.saves(contents(10))
+        odd = name.format(folder=tmp_path)
+        with pytest.raises(TransportError, match="is no piece of a state"):
+            await state.keep(10, {**pieces, odd: pieces["last"]}, leader.transfers)
+        await require_untouched(state, leader, other, folder)
+        assert not list(tmp_path.parent.rglob("out.safetensors"))
+
+
 async def test_a_stage_that_is_gone_gives_nothing(tmp_path: Path) -> None:
     folder = tmp_path / "stages"
     async with nodes(3, tmp_path) as (leader, stage, other):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from neurogrid.training.stages.holdings import Cut, Holding, holdings_of
+from neurogrid.training.stages.holdings import Cut, Holding, holdings_of, state_pieces
 from neurogrid.training.stages.reduction_plans import reduction_plan
 
 
@@ -21,6 +21,12 @@ def test_a_machine_beside_a_chain() -> None:
 def test_a_machine_alone() -> None:
     pieces = ("layer.0", "layer.1", "first", "tied", "last")
     assert holdings_of([Cut(("a",), (0, 2), 1.0)]) == (Holding(0, pieces, ("a",), (1.0,)),)
+
+
+def test_stages_give_the_pieces_that_are_their_own() -> None:
+    found = [state_pieces((0, 1, 3, 4), index) for index in range(3)]
+    assert found == [("layer.0", "first"), ("layer.1", "layer.2"), ("layer.3", "last")]
+    assert state_pieces((0, 2), 0) == ("layer.0", "layer.1", "first", "last")
 
 
 def test_the_plan_has_the_weights_and_those_who_can_be_dialled() -> None:

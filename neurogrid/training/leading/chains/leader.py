@@ -57,6 +57,7 @@ from neurogrid.training.runs.run_file import RunFile
 from neurogrid.training.runs.state import Occupant, Phase
 from neurogrid.training.stages.chain_estimate import ChainNumbers, fitting_micro_batches
 from neurogrid.training.stages.cutting import StageSizes
+from neurogrid.training.stages.holdings import state_pieces
 from neurogrid.training.stages.pace import PaceWatch
 from neurogrid.training.stages.routing import lanes_of, routes
 from neurogrid.training.stages.schedule import bubble, bubble_of_members
@@ -65,6 +66,7 @@ from neurogrid.training.trainer.batches import Batch, BatchReader
 from neurogrid.training.wire.runs import (
     Applied,
     Apply,
+    Committed,
     RunMessage,
     SampleRange,
     StageTensor,
@@ -296,7 +298,9 @@ class ChainLeader:
                 pieces = {
                     name: blob_id
                     for peer in providers
-                    for name, blob_id in self._applied_pieces(chain, step, peer).items()
+                    for name, (_, blob_id) in self._pieces_of(
+                        chain, peer, chain.applied[step, peer]
+                    ).items()
                 }
                 names = ", ".join(map(self._members.called, joined))
                 self._progress.say(f"after step {step + 1} there joins in {names}")
@@ -580,11 +584,9 @@ class ChainLeader:
 
     async def _keep(self, chain: Chain, step: int) -> None:
         await self._members.wait(chain, lambda: chain.all_applied(step, chain.peers))
-        pieces = {
-            name: (peer, blob_id)
-            for peer in chain.firsts
-            for name, blob_id in self._applied_pieces(chain, step, peer).items()
-        }
+        pieces: dict[str, tuple[str, bytes]] = {}
+        for peer in chain.firsts:
+            pieces |= self._pieces_of(chain, peer, chain.applied[step, peer])
         try:
             with unwrap_errors():
                 await self._state.keep(step + 1, pieces, self._transfers)
@@ -592,6 +594,25 @@ class ChainLeader:
             raise ChainBroken(f"the state after step {step + 1} cannot be fetched: {exc}") from exc
         self._since = {s: ranges for s, ranges in self._since.items() if s > step}
         self._compare_weights(chain, step)
+
+    def _pieces_of(
+        self, chain: Chain, peer_id: str, told: Applied | Committed
+    ) -> dict[str, tuple[str, bytes]]:
+        """Who has each piece of state that a member gives, and which blob it is, by name.
+
+        Raises:
+            ChainBroken: its stage has no such piece.
+        """
+        index = next(i for i, stage in enumerate(chain.stages) if peer_id in stage)
+        own = state_pieces(chain.bounds, index)
+        if others := [name for name in told.names if name not in own]:
+            self._members.get(peer_id).num_failures += 1
+            raise ChainBroken(
+                f"{self._members.called(peer_id)} gives a piece of state {others[0]!r}, which its stage does not have"
+            )
+        return {
+            name: (peer_id, blob_id) for name, blob_id in zip(told.names, told.blobs, strict=True)
+        }
 
     def _applied_pieces(self, chain: Chain, step: int, peer_id: str) -> dict[str, bytes]:
         told = chain.applied[step, peer_id]

@@ -12,6 +12,7 @@ from neurogrid.training.leading.chains.members import ChainMembers
 from neurogrid.training.leading.chains.weights import ChainWeights
 from neurogrid.training.leading.facts import RunFacts
 from neurogrid.training.leading.hiring import HEARTBEAT
+from neurogrid.training.stages.holdings import FIRST, LAST, state_pieces
 from neurogrid.training.wire.runs import RunMessage, StageOrder
 
 __all__ = ["LOADING", "StageOrders"]
@@ -55,15 +56,13 @@ class StageOrders:
             is_preparation: it loads the layers, while others do not know of it.
         """
         index = next(i for i, stage in enumerate(chain.stages) if peer_id in stage)
-        start, stop = chain.bounds[index], chain.bounds[index + 1]
         pieces = self._weights.pieces(chain.bounds, index)
-        num_layers = self._weights.num_layers
-        wanted = [f"layer.{layer_id}" for layer_id in range(start, stop)]
-        # Of tied embeddings the last stage has what the first one has.
-        wanted += ["first"] if start == 0 or stop == num_layers else []
-        wanted += ["last"] if stop == num_layers else []
+        wanted = set(state_pieces(chain.bounds, index))
+        if LAST in wanted:
+            # Of tied embeddings the last stage has what the first one has.
+            wanted.add(FIRST)
         if peer_id not in chain.holders:
-            pieces |= {name: chain.pieces[name] for name in wanted if name in chain.pieces}
+            pieces |= {name: blob_id for name, blob_id in chain.pieces.items() if name in wanted}
         return StageOrder(
             run=self._facts.run_id,
             chain=chain.number,

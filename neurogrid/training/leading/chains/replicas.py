@@ -494,14 +494,15 @@ class ReplicasLeader(ChainLeader):
 
     async def _keep_state(self, replica: Replica) -> bool:
         """Fetch the state of one replica; whether it is here."""
-        pieces = {
-            name: (peer, blob_id)
-            for peer, told in replica.committed.items()
-            for name, blob_id in zip(told.names, told.blobs, strict=True)
-        }
+        pieces: dict[str, tuple[str, bytes]] = {}
         try:
+            for peer, told in replica.committed.items():
+                pieces |= self._pieces_of(replica.chain, peer, told)
             with unwrap_errors():
                 await self._state.keep(self._step, pieces, self._transfers)
+        except ChainBroken as exc:
+            self._lose(replica, str(exc))
+            return False
         except TransportError as exc:
             self._progress.warn(f"the state after step {self._step} cannot be fetched: {exc}")
             return False

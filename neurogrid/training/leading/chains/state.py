@@ -30,6 +30,8 @@ from neurogrid.training.data.blob_files import OfferedFiles, fetch_file
 __all__ = ["ChainState"]
 
 _NAME: Final = re.compile(r"step-(\d{1,18})")
+# What pieces of state are called: files have these names.
+_PIECE: Final = re.compile(r"first|last|layer\.\d{1,5}", re.ASCII)
 _SUFFIX: Final = ".safetensors"
 _PARTIAL: Final = ".partial"
 _FETCH_TIMEOUT: Final = 600.0
@@ -85,10 +87,14 @@ class ChainState:
             pieces: who has each, and which blob it is, by name.
 
         Raises:
-            TransportError: one of them is not to be had; the text names it. The state before is whole.
+            TransportError: one of them is not to be had, or is none of a state; the text names it. The state before is
+                whole.
             CapacityError: there is no room for one.
             ConfigurationError: the directory cannot be written.
         """
+        for name in pieces:
+            if not _PIECE.fullmatch(name):
+                raise TransportError(f"{name!r} is no piece of a state")
         draft = self._folder / f"step-{step}{_PARTIAL}"
         final = self._folder / f"step-{step}"
         limiter = trio.CapacityLimiter(_MAX_FETCHES)
