@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from neurogrid.training.wire.runs import Apply
 from tests.unit.training.scripted_chain import Member, open_chain, state_piece
 
 
@@ -48,3 +49,30 @@ async def test_a_stage_gives_no_piece_but_its_own(tmp_path: Path, wrong: str) ->
         assert f"gives a piece of state {name!r}, which its stage does not have" in warning
         assert not (tmp_path / "out.safetensors").exists()
         assert (chain.state.step, len(chain.state.files)) == (8, 6)
+
+
+@pytest.mark.parametrize("step", [8, 3])
+async def test_a_stage_that_cannot_save_its_state_makes_the_step_again(
+    tmp_path: Path, step: int
+) -> None:
+    """After the last one there is no step more to go on with: those since the state that is kept are made again."""
+    has_failed: list[int] = []
+
+    def begin(member: Member) -> None:
+        def fault(apply: Apply) -> str:
+            if member.index or has_failed or apply.step + 1 != step:
+                return ""
+            has_failed.append(apply.chain)
+            return "no room is left on the disk"
+
+        member.fault = fault  # type: ignore[method-assign]
+
+    async with open_chain(tmp_path, begin=begin) as chain:
+        await chain.leader.run()
+        assert len(has_failed) == 1
+        (warning,) = chain.progress.warned
+        assert "has failed: no room is left on the disk" in warning
+        assert (chain.state.step, chain.keeper.checkpoints) == (8, [8])
+        assert [line["round"] for line in chain.keeper.lines] == list(range(1, 9))
+        begun = [order.step for order in chain.members[0].orders]
+        assert begun == [0, 4 if step == 8 else step]

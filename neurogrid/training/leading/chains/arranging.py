@@ -3,8 +3,8 @@
     members -> stages and a cut -> orders -> all are ready
 
 Whoever holds the state goes on at once. Where a stage has nobody left who does, all go on from the state that the
-leader keeps. A member more loads the layers of a stage while the others go on, and is given the state between two
-steps.
+leader keeps; so they do where no step is to come after the one that they hold. A member more loads the layers of a
+stage while the others go on, and is given the state between two steps.
 """
 
 from __future__ import annotations
@@ -100,15 +100,18 @@ class Arranger:
         self._has_begun = False
         self.last: Chain | None = None
 
-    async def arrange(self) -> Chain:
+    async def arrange(self, *, from_kept: bool = False) -> Chain:
         """Tell members which stage they are in, and wait until all are ready.
+
+        Args:
+            from_kept: they begin with the state that the leader keeps, whatever they hold.
 
         Raises:
             NoRouteError: there were too few for too long.
             ChainBroken: one of them failed meanwhile.
         """
         self._joiners.clear()
-        if (held := await self._held()) is not None:
+        if not from_kept and (held := await self._held()) is not None:
             return await self._begin(held)
         stages, bounds = await self._choose()
         return await self._begin(

@@ -268,8 +268,10 @@ class ChainLeader:
 
     async def _go_on(self) -> None:
         """Arrange stages, and have them make steps until one of them is lost."""
+        # Of the state after the last step members tell where they make that step: it is yet to be kept.
+        has_ended = self._machine.state.phase is Phase.ENDED
         try:
-            self._chain = await self._arranger.arrange()
+            self._chain = await self._arranger.arrange(from_kept=has_ended)
             while not self._is_over:
                 self._chain = await self._train(self._chain)
         except ChainBroken as exc:
