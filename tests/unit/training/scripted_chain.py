@@ -286,6 +286,7 @@ async def open_chain(
     stages: int = 2,
     steps: int = 8,
     state_every: int = 4,
+    wait: float = 20.0,
     more: str = "",
     begin: Callable[[Member], None] = lambda member: None,
 ) -> AsyncIterator[ScriptedChain]:
@@ -329,7 +330,7 @@ async def open_chain(
             numbers=numbers,
             rates=StepRates(run, run_state, partial(_rules)),
             total_steps=steps,
-            wait=20.0,
+            wait=wait,
             **fakes,
         )
         found = []

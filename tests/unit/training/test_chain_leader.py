@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from neurogrid.errors import NoRouteError
 from neurogrid.training.wire.runs import Apply
 from tests.unit.training.scripted_chain import Member, open_chain, state_piece
 
@@ -24,10 +25,9 @@ async def test_a_chain_comes_to_its_end(tmp_path: Path) -> None:
         assert chain.progress.warned == []
 
 
-@pytest.mark.parametrize("wrong", ["../../out", "{folder}/out", "layer.3", "first", "x"])
+@pytest.mark.parametrize("wrong", ["../../out", "layer.3", "first", "x"])
 async def test_a_stage_gives_no_piece_but_its_own(tmp_path: Path, wrong: str) -> None:
     """Once: the state is fetched when it gives what is its own. Of the two it has the later layers."""
-    name = wrong.format(folder=tmp_path)
     has_lied: list[int] = []
 
     def begin(member: Member) -> None:
@@ -38,7 +38,7 @@ async def test_a_stage_gives_no_piece_but_its_own(tmp_path: Path, wrong: str) ->
             if has_lied or member.index != index:
                 return right(step)
             has_lied.append(step)
-            return {**right(step), name: state_piece("odd")}
+            return {**right(step), wrong: state_piece("odd")}
 
         member.pieces = pieces  # type: ignore[method-assign]
 
@@ -46,7 +46,7 @@ async def test_a_stage_gives_no_piece_but_its_own(tmp_path: Path, wrong: str) ->
         await chain.leader.run()
         assert has_lied == [4]
         (warning,) = chain.progress.warned
-        assert f"gives a piece of state {name!r}, which its stage does not have" in warning
+        assert f"gives a piece of state {wrong!r}, which its stage does not have" in warning
         assert not (tmp_path / "out.safetensors").exists()
         assert (chain.state.step, len(chain.state.files)) == (8, 6)
 
@@ -76,3 +76,36 @@ async def test_a_stage_that_cannot_save_its_state_makes_the_step_again(
         assert [line["round"] for line in chain.keeper.lines] == list(range(1, 9))
         begun = [order.step for order in chain.members[0].orders]
         assert begun == [0, 4 if step == 8 else step]
+
+
+async def test_a_member_whose_failures_are_far_apart_stays_one(tmp_path: Path) -> None:
+    """Whatever its neighbour's line was the cause of: between any two a state was kept."""
+    failed: list[int] = []
+
+    def begin(member: Member) -> None:
+        def fault(apply: Apply) -> str:
+            if member.index or apply.step % 2:
+                return ""
+            failed.append(apply.step)
+            return "a stage cannot be reached"
+
+        member.fault = fault  # type: ignore[method-assign]
+
+    async with open_chain(tmp_path, steps=14, state_every=1, begin=begin) as chain:
+        await chain.leader.run()
+        assert failed == [0, 2, 4, 6, 8, 10, 12]
+        assert all("has failed: a stage cannot" in text for text in chain.progress.warned)
+        assert chain.state.step == 14
+
+
+async def test_a_member_that_never_does_what_it_is_told_is_asked_no_more_and_that_is_said(
+    tmp_path: Path,
+) -> None:
+    def begin(member: Member) -> None:
+        member.fault = lambda apply: "a stage cannot be reached"  # type: ignore[method-assign]
+
+    async with open_chain(tmp_path, members=1, stages=1, wait=1.0, begin=begin) as chain:
+        with pytest.raises(NoRouteError, match="take no part: member 1: a stage cannot be reached"):
+            await chain.leader.run()
+        said = "member 1 has failed 5 times, and is not asked again: a stage cannot be reached"
+        assert chain.progress.warned.count(said) == 1

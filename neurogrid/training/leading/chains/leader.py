@@ -414,13 +414,12 @@ class ChainLeader:
         for stage in chain.stages:
             first = chain.done[step, stage[0]].digest
             others = [peer for peer in stage if chain.done[step, peer].digest != first]
-            for peer_id in others:
-                self._members.get(peer_id).num_failures += 1
             if others:
-                raise ChainBroken(
-                    f"{', '.join(map(self._members.called, others))} came to other gradients than "
-                    f"{self._members.called(stage[0])} in step {step + 1}"
-                )
+                what = f"other gradients than {self._members.called(stage[0])} in step {step + 1}"
+                for peer_id in others:
+                    self._members.count_failure(peer_id, f"it came to {what}")
+                names = ", ".join(map(self._members.called, others))
+                raise ChainBroken(f"{names} came to {what}")
 
     def _watch_paces(self, chain: Chain, step: int) -> None:
         """Arrange the stages anew where one has become slow, and another member could take its place.
@@ -594,6 +593,7 @@ class ChainLeader:
                 await self._state.keep(step + 1, pieces, self._transfers)
         except TransportError as exc:
             raise ChainBroken(f"the state after step {step + 1} cannot be fetched: {exc}") from exc
+        self._members.note_done(chain.peers)
         self._since = {s: ranges for s, ranges in self._since.items() if s > step}
         self._compare_weights(chain, step)
 
@@ -608,10 +608,9 @@ class ChainLeader:
         index = next(i for i, stage in enumerate(chain.stages) if peer_id in stage)
         own = state_pieces(chain.bounds, index)
         if others := [name for name in told.names if name not in own]:
-            self._members.get(peer_id).num_failures += 1
-            raise ChainBroken(
-                f"{self._members.called(peer_id)} gives a piece of state {others[0]!r}, which its stage does not have"
-            )
+            what = f"gives a piece of state {others[0]!r}, which its stage does not have"
+            self._members.count_failure(peer_id, f"it {what}")
+            raise ChainBroken(f"{self._members.called(peer_id)} {what}")
         return {
             name: (peer_id, blob_id) for name, blob_id in zip(told.names, told.blobs, strict=True)
         }
@@ -690,17 +689,16 @@ class ChainLeader:
             files.append(FileRange(path, each.start, each.stop))
         return files
 
-    def _take_smaller(self, worker: ChainWorker) -> None:
-        """The memory of a member is full: have a batch cut into twice as many micro-batches, if it can be."""
+    def _take_smaller(self, worker: ChainWorker) -> bool:
+        """The memory of a member is full: have a batch cut into twice as many micro-batches; whether it can be."""
         samples = self._machine.rules.batch_samples
         chain = self._chain_with(worker)
         run = self._run_at(self._machine.state.round + 1)
-        if chain is not None and (now := self._wanted_micro_batches(run, chain)) < samples:
-            worker.num_failures -= 1
-            self._num_micro_batches = min(2 * now, samples)
-            self._progress.say(
-                f"a batch goes in {self._num_micro_batches} micro-batches from here on"
-            )
+        if chain is None or (now := self._wanted_micro_batches(run, chain)) >= samples:
+            return False
+        self._num_micro_batches = min(2 * now, samples)
+        self._progress.say(f"a batch goes in {self._num_micro_batches} micro-batches from here on")
+        return True
 
     def _chain_with(self, worker: ChainWorker) -> Chain | None:
         """The chain that a worker is in, or was in last."""

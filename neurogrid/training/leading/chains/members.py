@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -47,7 +47,7 @@ class ChainWorker:
         memory: bytes that it offers.
         report, stage: the last that it told.
         heard_at: when it said something last.
-        num_failures: so often it could not do what it was told.
+        num_failures: so often it could not do what it was told, since it last did.
         is_slow: it has become slow as a stage: others come first.
         pace: seconds that a micro-batch takes it; None while that is not known.
         is_apart: it was said that its weights are not those of its stage.
@@ -80,7 +80,8 @@ class ChainMembers:
         facts: what members are told.
         progress: is told what people may want to see.
         total_steps: of the schedule.
-        on_no_memory: is called with a worker whose memory was full in a step.
+        on_no_memory: is called with a worker whose memory was full in a step; whether less is asked of it from here
+            on, so that this was no failure.
 
     Attributes:
         changed: is set whenever one has said something, came, or was lost.
@@ -95,7 +96,7 @@ class ChainMembers:
         progress: LeaderProgress,
         *,
         total_steps: int,
-        on_no_memory: Callable[[ChainWorker], None],
+        on_no_memory: Callable[[ChainWorker], bool],
     ) -> None:
         self._on_no_memory = on_no_memory
         self._host, self._facts, self._progress = host, facts, progress
@@ -212,10 +213,24 @@ class ChainMembers:
         worker, told = self.get(peer_id), self._told(peer_id, chain)
         if told is None or told.state != "failed":
             return ""
-        worker.num_failures += 1
-        if _NO_MEMORY in told.reason:
-            self._on_no_memory(worker)
+        if not (_NO_MEMORY in told.reason and self._on_no_memory(worker)):
+            self.count_failure(peer_id, told.reason)
         return told.reason
+
+    def count_failure(self, peer_id: str, reason: str) -> None:
+        """Note that a worker could not do what it was told; one that often cannot is asked no more."""
+        worker = self.get(peer_id)
+        worker.num_failures += 1
+        if worker.num_failures == _MAX_FAILURES:
+            worker.refusal = reason
+            self._progress.warn(
+                f"{self.called(peer_id)} has failed {_MAX_FAILURES} times, and is not asked again: {reason}"
+            )
+
+    def note_done(self, peers: Iterable[str]) -> None:
+        """Note that workers have done what they were told: what went wrong before counts no more."""
+        for peer_id in peers:
+            self.get(peer_id).num_failures = 0
 
     async def wait(self, chain: Chain, is_so: Callable[[], bool]) -> None:
         """Wait until something is so.
@@ -299,9 +314,10 @@ class ChainMembers:
         report, worker = Report.decode(message.data), self.heard(message)
         if worker is not None and report.run == self._facts.run_id:
             worker.report = report
-            if report.state == "failed":
-                worker.num_failures += 1
+            if report.state == "failed" and worker.is_started:  # it says so again and again
                 worker.refusal, worker.is_started = report.reason, False
+                self._hiring.book.drop(sender_of(message))
+                self.count_failure(sender_of(message), report.reason)
 
     def _on_stage_report(self, message: TensorMessage) -> None:
         report, worker = StageReport.decode(message.data), self.heard(message)

@@ -478,6 +478,9 @@ class ReplicasLeader(ChainLeader):
         for replica in keeping:
             if replica.chain.number in self._replicas and await self._keep_state(replica):
                 break
+        for replica in self._replicas.values():
+            if replica.has_committed():
+                self._members.note_done(replica.chain.peers)
         is_kept = self._state.step == self._step
         if is_kept:
             self._has_lost = False

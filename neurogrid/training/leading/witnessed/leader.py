@@ -166,7 +166,7 @@ class WitnessedLeader:
             facts,
             progress,
             total_steps=total_steps,
-            on_no_memory=lambda worker: None,
+            on_no_memory=lambda worker: False,
         )
         self._reports: dict[str, EpochReport] = {}
         self._events = RoundEvents(facts.run_id, exchange, machine, self._members, progress)
