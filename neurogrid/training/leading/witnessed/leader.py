@@ -689,7 +689,8 @@ class WitnessedLeader:
     async def _say_goodbye(self) -> None:
         with trio.move_on_after(_GOODBYE):
             data = self._message().encode()
-            for peer in self._reports:
+            # While one is told, others may go.
+            for peer in list(self._reports):
                 if self._is_here(peer):
                     await self._members.tell(peer, RunMessage.EPOCH, data)
         await self._members.dismiss_all(self._machine.state.reason or "the run is over")

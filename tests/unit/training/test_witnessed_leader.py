@@ -1,0 +1,108 @@
+"""The leader of a witnessed run: what it takes of what members tell, and what it tells them."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from neurogrid.p2p import TensorMessage
+from neurogrid.p2p.exchange.exchange import Exchange
+from neurogrid.p2p.hosts.identity import Identity
+from neurogrid.p2p.memory import MemoryHost, open_memory_network
+from neurogrid.p2p.wire.control import ControlPayload
+from neurogrid.training.leading.facts import RunFacts
+from neurogrid.training.leading.witnessed.leader import WitnessedLeader
+from neurogrid.training.runs.machine import Rules
+from neurogrid.training.runs.run_file import parse_run_file
+from neurogrid.training.runs.state import RunState
+from neurogrid.training.runs.witnessed_machine import WitnessedMachine, begun_epochs
+from neurogrid.training.wire.runs import (
+    Epoch,
+    EpochReport,
+    EpochSeat,
+    Report,
+    RunMessage,
+    run_table,
+)
+from neurogrid.training.witnessed import EpochRules, Event, Joined
+
+RUN = bytes(range(16))
+FILE = '[model]\nconfig = "x"\n[data]\npath = "x"\n[outer]\nmethod = "distro"\n[stop]\nrounds = 9\n'
+EPOCHS = EpochRules(
+    min_members=2, max_members=8, rounds=50, batches=0, warmup=9, train=9, witness=9, cooldown=9
+)
+PEERS = sorted(Identity.generate().peer_id for _ in range(3))
+D_OLD, D_NEW = b"o" * 32, b"n" * 32
+
+
+@dataclass
+class Led:
+    """A leader that nobody runs: what comes to it is called up by a test."""
+
+    leader: WitnessedLeader
+    machine: WitnessedMachine
+
+    def tick(self, *events: Event) -> None:
+        self.machine.tick(1.0, events, bytes(32), lambda peer: peer)
+
+    def hear(self, code: RunMessage, said: ControlPayload, peer: str) -> None:
+        message = TensorMessage(code, data=said.encode(), from_peer=peer)
+        if code is RunMessage.EPOCH_REPORT:
+            self.leader._on_report(message)
+        else:
+            self.leader._members._on_report(message)
+
+    def tell_weights(self, peer: str, step: int, digest: bytes, **other: Any) -> None:
+        said = EpochReport(RUN, 1, "warm", has_weights=True, step=step, digest=digest)
+        self.hear(RunMessage.EPOCH_REPORT, replace(said, **other), peer)
+
+
+@asynccontextmanager
+async def led() -> AsyncIterator[Led]:
+    """A run with three members, which warm up after the third round."""
+    machine = WitnessedMachine(
+        Rules(2, 8, 4, 1, 1, False, None, None), EPOCHS, RunState((4000,), seed=7), begun_epochs()
+    )
+    machine.epoch = replace(machine.epoch, round=3)
+    weights = SimpleNamespace(round=3, digest=D_NEW, names=("a",), blobs=(bytes(32),))
+    quiet = SimpleNamespace(say=lambda text: None, warn=lambda text: None)
+    async with open_memory_network() as network, network.open_host() as host:
+        yield Led(make_leader(host, machine, weights, quiet), machine)
+
+
+def make_leader(
+    host: MemoryHost, machine: WitnessedMachine, weights: Any, progress: Any
+) -> WitnessedLeader:
+    facts = RunFacts(RUN, parse_run_file(FILE), FILE, "{}", bytes(32), 10, 0)
+    nothing: Any = SimpleNamespace(addresses=())
+    leader = WitnessedLeader(
+        host, Exchange(host, run_table(), role="coordinator"), nothing, facts, machine, weights,
+        nothing, nothing, nothing, progress, Path("pause"), total_steps=0, wait=1.0, clock=lambda: 1.0,
+    )  # fmt: skip
+    for peer in PEERS:
+        leader._members._on_opened(peer, SimpleNamespace(role="worker", name=""))  # type: ignore[arg-type]
+    machine.tick(1.0, [Joined(peer, 1) for peer in PEERS], bytes(32), lambda peer: peer)
+    return leader
+
+
+# The end
+
+
+async def test_members_may_go_while_others_are_told_that_the_run_is_over() -> None:
+    async with led() as run:
+        for peer in PEERS:
+            run.tell_weights(peer, 3, D_NEW)
+        told: list[str] = []
+
+        async def tell(peer: str, code: RunMessage, data: bytes) -> None:
+            told.append(peer)
+            run.leader._reports.pop(PEERS[1], None)
+
+        run.leader._members.tell = tell  # type: ignore[assignment]
+        run.leader._is_here = lambda peer: peer in run.leader._reports  # type: ignore[method-assign]
+        await run.leader._say_goodbye()
+        assert told == [PEERS[0], PEERS[2]]
