@@ -12,6 +12,7 @@ import logging
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from functools import lru_cache
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from typing import NamedTuple, Protocol
 
@@ -37,7 +38,9 @@ __all__ = [
     "NEGOTIATE_TIMEOUT",
     "StreamHandler",
     "ip_place",
+    "is_address_of",
     "is_loopback_address",
+    "own_addresses",
     "parse_peer_address",
     "serve_stream",
 ]
@@ -76,6 +79,20 @@ def parse_peer_address(address: str) -> tuple[Multiaddr, str]:
     if not protocols & _PLACES:
         raise ConfigurationError(f"{address!r} has no TCP port: {example}")
     return multiaddr, str(ids[-1])
+
+
+@lru_cache(maxsize=4096)
+def is_address_of(address: str, peer_id: str) -> bool:
+    """Whether a text is a peer address, and that of this peer."""
+    try:
+        return parse_peer_address(address)[1] == peer_id
+    except ConfigurationError:
+        return False
+
+
+def own_addresses(addresses: Iterable[str], peer_id: str) -> tuple[str, ...]:
+    """Those of the addresses that a peer tells that are its own: others would be dialled, whoever is there."""
+    return tuple(each for each in addresses if is_address_of(each, peer_id))
 
 
 class IpPlace(NamedTuple):

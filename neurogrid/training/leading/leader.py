@@ -14,7 +14,7 @@ import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final
 
@@ -25,7 +25,7 @@ from neurogrid.exception_groups import unwrap_errors
 from neurogrid.node.roles import Table, authorise
 from neurogrid.p2p.exchange.counters import Direction, TrafficCounters
 from neurogrid.p2p.exchange.exchange import Exchange
-from neurogrid.p2p.hosts.host import Host
+from neurogrid.p2p.hosts.host import Host, own_addresses
 from neurogrid.p2p.streams.message_forms import sender_of
 from neurogrid.p2p.trust import COORDINATOR, RUN_ROLES
 from neurogrid.p2p.trust.certificate import format_span
@@ -739,6 +739,8 @@ class Leader:
                 peer.dismissed = report.incarnation
                 self._start_soon_dismissal(peer_id, "banned from this run")
             return
+        # Others dial what it tells.
+        report = replace(report, group_addresses=own_addresses(report.group_addresses, peer_id))
         earlier, before = peer.report, peer.report.incarnation if peer.report is not None else 0
         if before not in (0, report.incarnation):
             self._ended.add(Occupant(peer_id, before))

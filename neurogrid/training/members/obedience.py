@@ -15,7 +15,7 @@ import trio
 
 from neurogrid.errors import NeuroGridError, RequestRefusedError
 from neurogrid.p2p.exchange.exchange import Exchange
-from neurogrid.p2p.hosts.host import parse_peer_address
+from neurogrid.p2p.hosts.host import own_addresses, parse_peer_address
 from neurogrid.p2p.streams.message_forms import sender_of
 from neurogrid.p2p.wire import ErrorCode, TensorMessage
 from neurogrid.renewed_event import RenewedEvent
@@ -78,9 +78,7 @@ class Obedience:
         )
         self._note_leader(before.leader)
         if standing.number != before.number:
-            self._addresses = tuple(
-                each for each in appoint.addresses if _is_of(each, appoint.deputy)
-            )
+            self._addresses = own_addresses(appoint.addresses, appoint.deputy)
             self._changed.set()
             logger.info("the leader's deputy is %s", appoint.deputy or "nobody")
         answer = Appointed(
@@ -158,10 +156,3 @@ def refuse_other_run() -> RequestRefusedError:
     return RequestRefusedError(
         "this machine is no member of that run", code=ErrorCode.NOT_SUPPORTED, is_expected=True
     )
-
-
-def _is_of(address: str, peer_id: str) -> bool:
-    try:
-        return parse_peer_address(address)[1] == peer_id
-    except NeuroGridError:
-        return False

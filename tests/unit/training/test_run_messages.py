@@ -70,7 +70,7 @@ def test_the_longest_order_fits_its_message() -> None:
         works=tuple(
             Work(U64 - n, 1e30, 1e30, U32, 2**53, LONG) for n in range(MAX_WORKS - 1, -1, -1)
         ),
-        sources=("é" * 512,) * MAX_RUN_SOURCES,
+        sources=("~" * 512,) * MAX_RUN_SOURCES,
         ends=True,
     )
     data = longest.encode()
@@ -85,7 +85,7 @@ def test_the_longest_report_fits_its_message() -> None:
         "training",
         reason="€" * 1024,
         held=tuple(range(U32 - MAX_HELD_SLICES, U32)),
-        group_addresses=("é" * 512,) * 16,
+        group_addresses=("~" * 512,) * 16,
     )
     data = longest.encode()
     assert Report.decode(data) == longest
@@ -101,6 +101,7 @@ def test_what_is_too_long_is_not_sent() -> None:
         Order(RUN, 1, 1, (Work(1, 0.0, 1.0, 1, 1),) * 2),
         Report(RUN, 0, "ready", held=tuple(range(MAX_HELD_SLICES + 1))),
         Report(RUN, 0, "training", loss_sum=float("nan")),
+        Report(RUN, 0, "training", group_addresses=("/dns4/é/tcp/1/p2p/a",)),
         Report(RUN, 0, "training", cosine=float("inf")),
     ):
         with pytest.raises(LocalProtocolError):

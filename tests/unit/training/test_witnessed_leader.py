@@ -89,6 +89,21 @@ def make_leader(
     return leader
 
 
+# Addresses
+
+
+async def test_members_are_told_of_each_other_what_is_their_own() -> None:
+    async with led() as run:
+        own = f"/ip4/127.0.0.1/tcp/9/p2p/{PEERS[0]}"
+        relayed = f"/ip4/127.0.0.1/tcp/9/p2p/{PEERS[2]}/p2p-circuit/p2p/{PEERS[0]}"
+        others = f"/ip4/127.0.0.1/tcp/9/p2p/{PEERS[1]}", "~" * 512, "/ip4/127.0.0.1/tcp/9"
+        said = Report(RUN, 0, "ready", group_addresses=(*others, own, relayed))
+        run.hear(RunMessage.REPORT, said, PEERS[0])
+        told = Epoch.decode(run.leader._message().encode())
+        seats: dict[str, EpochSeat] = {each.peer: each for each in told.members}
+        assert seats[PEERS[0]].addresses == (own, relayed)
+
+
 # The end
 
 

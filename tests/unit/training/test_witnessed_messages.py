@@ -44,7 +44,7 @@ LONGEST = {
         seats=SEATS,
         batch_samples=U32,
         members=tuple(
-            EpochSeat(seat, f"{seat:é<128}", U64, ("é" * 450,) * 4, "withdrawn", True)
+            EpochSeat(seat, f"{seat:é<128}", U64, ("~" * 512,) * 4, "withdrawn", True)
             for seat in SEATS
         ),
         works=tuple(RoundWork(seat, U64, U32, RANGES) for seat in SEATS),
@@ -53,7 +53,7 @@ LONGEST = {
         pieces_digest=bytes(32),
         names=NAMES,
         blobs=BLOBS,
-        sources=("é" * 512,) * 64,
+        sources=("~" * 512,) * 64,
         ends=True,
     ),
     RunMessage.COMMITMENT: RoundCommitment(RUN, U32, U32, U32, U64, U32, bytes(32), bytes(64)),
@@ -99,6 +99,7 @@ AGREED = AgreedResult(0, 0, 1, bytes(32))
         RoundWork(0, 0, 0, (SampleRange(0, 0, 1),)),
         EpochSeat(0, "a", 0),
         EpochSeat(0, "a", 1, health="tired"),
+        EpochSeat(0, "a", 1, ("/dns4/é/tcp/1/p2p/a",)),
         RoundCommitment(RUN, 0, 0, 0, 0, 0, bytes(32)),
         RoundCommitment(RUN, 0, 0, 1, 0, 0, bytes(31)),
         RoundProof(RUN, 0, 0, 1, bytes(127), bytes(128), bytes(32)),

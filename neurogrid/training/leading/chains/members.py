@@ -7,14 +7,14 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 import trio
 
 from neurogrid.errors import NeuroGridError
 from neurogrid.p2p.exchange.exchange import Exchange
-from neurogrid.p2p.hosts.host import Host
+from neurogrid.p2p.hosts.host import Host, own_addresses
 from neurogrid.p2p.streams.message_forms import sender_of
 from neurogrid.p2p.wire import Hello, TensorMessage
 from neurogrid.renewed_event import RenewedEvent
@@ -313,7 +313,9 @@ class ChainMembers:
     def _on_report(self, message: TensorMessage) -> None:
         report, worker = Report.decode(message.data), self.heard(message)
         if worker is not None and report.run == self._facts.run_id:
-            worker.report = report
+            # Others dial what it tells.
+            own = own_addresses(report.group_addresses, sender_of(message))
+            worker.report = replace(report, group_addresses=own)
             if report.state == "failed" and worker.is_started:  # it says so again and again
                 worker.refusal, worker.is_started = report.reason, False
                 self._hiring.book.drop(sender_of(message))

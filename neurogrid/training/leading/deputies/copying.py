@@ -17,9 +17,9 @@ from typing import Final
 
 import trio
 
-from neurogrid.errors import ConfigurationError, NeuroGridError, RequestRefusedError
+from neurogrid.errors import NeuroGridError, RequestRefusedError
 from neurogrid.p2p.exchange.exchange import Exchange, new_request_id
-from neurogrid.p2p.hosts.host import parse_peer_address
+from neurogrid.p2p.hosts.host import is_address_of
 from neurogrid.p2p.streams.message_forms import sender_of
 from neurogrid.p2p.wire import ErrorCode, TensorMessage
 from neurogrid.renewed_event import RenewedEvent
@@ -420,11 +420,7 @@ def _read(path: Path, offset: int, num_bytes: int) -> bytes:
 
 def _require_own(address: str, peer_id: str) -> None:
     """A deputy says where it is itself, and nobody else: members dial what it says."""
-    try:
-        is_own = parse_peer_address(address)[1] == peer_id
-    except ConfigurationError:
-        is_own = False
-    if not is_own:
+    if not is_address_of(address, peer_id):
         raise RequestRefusedError(
             "a deputy tells its own addresses", code=ErrorCode.PROTOCOL_VIOLATION
         )

@@ -9,12 +9,13 @@ from dataclasses import replace
 from typing import Final
 
 from neurogrid.p2p.wire.blob_id import BLOB_ID_BYTES
-from neurogrid.p2p.wire.forms import Form, array, fixed, optional, text, uint
+from neurogrid.p2p.wire.forms import Form, array, fixed, optional, uint
 from neurogrid.p2p.wire.limits import MAX_ADDRESS_CHARS
 from neurogrid.p2p.wire.maps import MAX_U64
 from neurogrid.training.wire.forms import number
 
 __all__ = [
+    "ADDRESS",
     "ADDRESSES",
     "BLOB",
     "COUNT",
@@ -29,6 +30,7 @@ __all__ = [
     "RUN_ID_BYTES",
     "UNTIL",
     "long_text",
+    "visible",
 ]
 
 RUN_ID_BYTES: Final = 16
@@ -66,6 +68,19 @@ def long_text(max_bytes: int, *, smallest: int = 0) -> Form:
     )
 
 
+def visible(max_chars: int) -> Form:
+    """A string of 1 to `max_chars` visible ASCII characters: of others, as many may not fit a message."""
+    return Form(
+        f"a string of 1 to {max_chars} visible ASCII characters",
+        lambda value: (
+            isinstance(value, str)
+            and 1 <= len(value) <= max_chars
+            and all("!" <= char <= "~" for char in value)
+        ),
+        absent="",
+    )
+
+
 def _is_utf8(value: bytes) -> bool:
     try:
         value.decode()
@@ -78,7 +93,8 @@ RUN: Final = fixed(RUN_ID_BYTES)
 LEASE: Final = uint(MAX_U64, smallest=1)
 COUNT: Final = optional(uint(MAX_U64))
 BLOB: Final = fixed(BLOB_ID_BYTES)
-ADDRESSES: Final = optional(array(text(MAX_ADDRESS_CHARS, smallest=1), MAX_OWN_ADDRESSES))
+ADDRESS: Final = visible(MAX_ADDRESS_CHARS)
+ADDRESSES: Final = optional(array(ADDRESS, MAX_OWN_ADDRESSES))
 PRICE: Final = number(0.0, _MAX_PRICE)
 UNTIL: Final = replace(
     number(0.0, MAX_LEASE_SECONDS),

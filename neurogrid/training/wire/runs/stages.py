@@ -10,7 +10,7 @@ Source: protocol_spec/training/stages.md.
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Final, NamedTuple, Self
 
@@ -41,7 +41,7 @@ from neurogrid.p2p.wire.maps import MAX_U32, MAX_U64
 from neurogrid.p2p.wire.messages import Data
 from neurogrid.training.wire.forms import number as real
 from neurogrid.training.wire.group import DIGEST_BYTES
-from neurogrid.training.wire.runs.forms import BLOB, COUNT, RUN, long_text
+from neurogrid.training.wire.runs.forms import BLOB, COUNT, RUN, long_text, visible
 from neurogrid.training.wire.runs.types import RunMessage
 
 __all__ = [
@@ -101,18 +101,7 @@ _WIDTH: Final = uint(MAX_CHAIN_MEMBERS, smallest=1)
 _PROVIDERS: Final = optional(array(_PEER, MAX_CHAIN_STAGES))
 _ROUTES: Final = optional(binary(MAX_MICRO_BATCHES * MAX_CHAIN_STAGES))
 _DIGEST: Final = optional(fixed(DIGEST_BYTES))
-# Of other characters, as many would not fit a message.
-PIECE_NAMES: Final = optional(
-    replace(
-        array(text(_MAX_PIECE_CHARS, smallest=1), MAX_STATE_PIECES),
-        must=f"a string of 1 to {_MAX_PIECE_CHARS} visible ASCII characters",
-        fits=lambda value: (
-            isinstance(value, str)
-            and 1 <= len(value) <= _MAX_PIECE_CHARS
-            and all("!" <= char <= "~" for char in value)
-        ),
-    )
-)
+PIECE_NAMES: Final = optional(array(visible(_MAX_PIECE_CHARS), MAX_STATE_PIECES))
 """Names of pieces of state, each once."""
 
 PIECE_BLOBS: Final = optional(array(BLOB, MAX_STATE_PIECES))

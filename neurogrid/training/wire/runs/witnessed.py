@@ -28,11 +28,11 @@ from neurogrid.p2p.wire.forms import (
     text,
     uint,
 )
-from neurogrid.p2p.wire.limits import MAX_ADDRESS_CHARS, MAX_ERROR_CHARS, MAX_PEER_ID_CHARS
+from neurogrid.p2p.wire.limits import MAX_ERROR_CHARS, MAX_PEER_ID_CHARS
 from neurogrid.p2p.wire.maps import MAX_U32, MAX_U64
 from neurogrid.training.wire.forms import number as real
 from neurogrid.training.wire.runs.audits import CLAIM_FORM_BYTES
-from neurogrid.training.wire.runs.forms import BLOB, COUNT, RUN
+from neurogrid.training.wire.runs.forms import ADDRESS, BLOB, COUNT, RUN, visible
 from neurogrid.training.wire.runs.stages import check_once
 from neurogrid.training.wire.runs.types import DEFAULT_RUN_LIMITS
 from neurogrid.training.wire.runs.work import MAX_RUN_SOURCES, RANGES, SampleRange
@@ -100,17 +100,7 @@ _EPOCH: Final = optional(uint(MAX_U32))
 _ROUND: Final = uint(MAX_U32, smallest=1)
 _LATEST: Final = optional(uint(MAX_U32))
 _SEATS: Final = optional(array(uint(MAX_U32), MAX_EPOCH_SEATS))
-_NAMES: Final = optional(
-    replace(
-        array(text(_MAX_PIECE_CHARS, smallest=1), MAX_EPOCH_PIECES),
-        must=f"a string of 1 to {_MAX_PIECE_CHARS} visible ASCII characters",
-        fits=lambda value: (
-            isinstance(value, str)
-            and 1 <= len(value) <= _MAX_PIECE_CHARS
-            and all("!" <= char <= "~" for char in value)
-        ),
-    )
-)
+_NAMES: Final = optional(array(visible(_MAX_PIECE_CHARS), MAX_EPOCH_PIECES))
 _BLOBS: Final = optional(array(BLOB, MAX_EPOCH_PIECES))
 _DIGEST: Final = optional(binary(_DIGEST_BYTES))
 _COSINES: Final = replace(
@@ -175,7 +165,7 @@ class EpochSeat(ControlPayload):
             "seat": uint(MAX_U32),
             "peer": text(MAX_PEER_ID_CHARS, smallest=1),
             "incarnation": uint(MAX_U64, smallest=1),
-            "addresses": optional(array(text(MAX_ADDRESS_CHARS, smallest=1), _MAX_SEAT_ADDRESSES)),
+            "addresses": optional(array(ADDRESS, _MAX_SEAT_ADDRESSES)),
             "health": _one_of(MEMBER_HEALTH),
             "has_pieces": optional(BOOLEAN),
         },
@@ -314,7 +304,7 @@ class Epoch(ControlPayload):
             "pieces_digest": _DIGEST,
             "names": _NAMES,
             "blobs": _BLOBS,
-            "sources": optional(array(text(MAX_ADDRESS_CHARS, smallest=1), MAX_RUN_SOURCES)),
+            "sources": optional(array(ADDRESS, MAX_RUN_SOURCES)),
             "ends": optional(BOOLEAN),
             "tried": _nested(AgreedResult.decode, _MAX_AGREED_BYTES),
             "taken_back": optional(array(uint(MAX_U32), 2 * MAX_EPOCH_SEATS)),

@@ -25,13 +25,12 @@ from neurogrid.p2p.wire.forms import (
     nullable,
     one_of,
     optional,
-    text,
     uint,
 )
-from neurogrid.p2p.wire.limits import MAX_ADDRESS_CHARS, MAX_ERROR_CHARS
+from neurogrid.p2p.wire.limits import MAX_ERROR_CHARS
 from neurogrid.p2p.wire.maps import MAX_U32, MAX_U64
 from neurogrid.training.wire.forms import number as real
-from neurogrid.training.wire.runs.forms import ADDRESSES, COUNT, RUN
+from neurogrid.training.wire.runs.forms import ADDRESS, ADDRESSES, COUNT, RUN
 
 __all__ = [
     "MAX_HELD_SLICES",
@@ -194,7 +193,7 @@ class Order(ControlPayload):
             "number": uint(MAX_U64, smallest=1),
             "incarnation": uint(MAX_U64, smallest=1),
             "works": _nested(Work.decode, MAX_WORKS),
-            "sources": optional(array(text(MAX_ADDRESS_CHARS, smallest=1), MAX_RUN_SOURCES)),
+            "sources": optional(array(ADDRESS, MAX_RUN_SOURCES)),
             "ends": optional(BOOLEAN),
             "term": COUNT,
             "seat": nullable(uint(MAX_U32)),
