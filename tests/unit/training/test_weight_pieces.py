@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 from neurogrid.errors import CheckpointError
-from neurogrid.training.leading.witnessed.agreement import WeightAgreement
+from neurogrid.training.leading.witnessed.agreement import WeightAgreement, providers_of
 from neurogrid.training.runs.weight_pieces import (
     check_pieces,
     cut_pieces,
     read_piece,
     write_pieces,
 )
+from neurogrid.training.wire.runs import EpochReport
 
 
 @pytest.mark.parametrize("num_elements", [1, 4095, 4096, 4097, 65_536, 65_537, 200_000])
@@ -83,3 +85,24 @@ def test_those_that_are_no_members_do_not_count() -> None:
     assert agreement.digest(1, ["a", "b", "c", "d"]) == b""
     assert agreement.digest(1, ["a", "b", "c"]) == b"1"
     assert agreement.apart(["a", "b", "c"]) == [(1, "c")]
+
+
+NAMES = cut_pieces(5000)
+HERE = EpochReport(
+    bytes(16), 1, "kept", has_weights=True, step=4, digest=bytes(32), names=NAMES,
+    blobs=(b"1" * 32, b"2" * 32),
+)  # fmt: skip
+
+
+def test_pieces_come_of_those_that_say_the_same_of_them() -> None:
+    odd = replace(HERE, blobs=(b"3" * 32, b"4" * 32))
+    reports = {"a": odd, "b": HERE, "c": HERE, "d": replace(HERE, step=3)}
+    found = [providers_of(reports, 4, bytes(32), NAMES, attempt) for attempt in range(3)]
+    assert found == [(HERE.blobs, ["b", "c"]), (odd.blobs, ["a"]), (HERE.blobs, ["b", "c"])]
+    assert providers_of(reports, 5, bytes(32), NAMES, 0) == ((), [])
+
+
+def test_who_cuts_weights_otherwise_gives_none() -> None:
+    reports = {"a": replace(HERE, names=NAMES[::-1]), "b": replace(HERE, names=(), blobs=())}
+    assert providers_of(reports, 4, bytes(32), NAMES, 0) == ((), [])
+    assert providers_of({**reports, "c": HERE}, 4, bytes(32), NAMES, 1) == (HERE.blobs, ["c"])

@@ -1,14 +1,47 @@
-"""Which weights most members have after a round, by what each of them tells. Pure."""
+"""Which weights most members have after a round, by what each of them tells, and who gives these. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections import Counter
+from collections.abc import Collection, Mapping
 from typing import Final
 
-__all__ = ["WeightAgreement"]
+from neurogrid.training.wire.runs import EpochReport
+
+__all__ = ["WeightAgreement", "providers_of"]
 
 # Rounds of which it is known who has what.
 _NUM_KEPT: Final = 16
+
+
+def providers_of(
+    reports: Mapping[str, EpochReport],
+    step: int,
+    digest: bytes,
+    names: tuple[str, ...],
+    attempt: int,
+) -> tuple[tuple[bytes, ...], list[str]]:
+    """The pieces to fetch of the weights after a round, and the peers that say the same of them.
+
+    Args:
+        digest: of these weights.
+        names: of their pieces, which follow from how many elements there are.
+        attempt: from 0: first what most say that the pieces are; where these were not the weights, what others say.
+
+    Returns:
+        Blobs and peers; both empty where nobody has the weights.
+    """
+    wanted = (step, digest, names)
+    said = {
+        peer: report.blobs
+        for peer, report in reports.items()
+        if (report.step, report.digest, report.names) == wanted
+    }
+    if not said:
+        return (), []
+    kinds = [blobs for blobs, _ in Counter(said.values()).most_common()]
+    blobs = kinds[attempt % len(kinds)]
+    return blobs, [peer for peer, each in said.items() if each == blobs]
 
 
 class WeightAgreement:

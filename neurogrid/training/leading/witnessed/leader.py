@@ -17,7 +17,6 @@ import logging
 import math
 import secrets
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -45,7 +44,10 @@ from neurogrid.training.leading.look import LeaderLook
 from neurogrid.training.leading.settings import LeaderProgress
 from neurogrid.training.leading.sources import Sources
 from neurogrid.training.leading.waiting import watch_members
-from neurogrid.training.leading.witnessed.agreement import WeightAgreement
+from neurogrid.training.leading.witnessed.agreement import (
+    WeightAgreement,
+    providers_of,
+)
 from neurogrid.training.leading.witnessed.audits import RoundAudits
 from neurogrid.training.leading.witnessed.common_weights import CommonWeights
 from neurogrid.training.leading.witnessed.epoch_messages import epoch_message
@@ -54,6 +56,7 @@ from neurogrid.training.leading.witnessed.trials import Trials
 from neurogrid.training.runs.changes import run_at
 from neurogrid.training.runs.entries import Entry
 from neurogrid.training.runs.state import Occupant, Phase, Seat
+from neurogrid.training.runs.weight_pieces import cut_pieces
 from neurogrid.training.runs.witnessed_machine import WitnessedMachine
 from neurogrid.training.wire.runs import (
     Epoch,
@@ -597,24 +600,19 @@ class WitnessedLeader:
         members = self._counted()
         here = [peer for peer in members if self._is_here(peer)]
         digest = self._agreement.digest(step, members) or self._agreement.digest(step, here)
+        if not digest:
+            return False
         reports = {peer: self._reports[peer] for peer in here if peer in self._reports}
-        providers = [
-            peer
-            for peer, report in reports.items()
-            if digest and report.names and (report.step, report.digest) == (step, digest)
-        ]
+        names = cut_pieces(self._weights.common.numel())
+        blobs, providers = providers_of(reports, step, digest, names, attempt)
         if not providers:
             return False
-        # What most say that the pieces are; when these were not the weights, what others say.
-        said = [each for each, _ in Counter(reports[p].blobs for p in providers).most_common()]
-        blobs = said[attempt % len(said)]
-        same = [peer for peer in providers if reports[peer].blobs == blobs]
         try:
             await self._weights.fetch(
                 self._transfers,
-                reports[same[0]].names,
+                names,
                 blobs,
-                same,
+                providers,
                 round_number=step,
                 digest=digest,
                 timeout=self._cooldown,
