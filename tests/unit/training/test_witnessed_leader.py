@@ -89,6 +89,39 @@ def make_leader(
     return leader
 
 
+# Words about weights
+
+
+async def test_words_of_before_the_leader_came_back_are_none_about_its_weights() -> None:
+    async with led() as run:
+        assert [each.peer for each in run.machine.epoch.members] == PEERS
+        for peer in PEERS:  # they have two rounds that were taken back, which are made once more
+            run.tell_weights(peer, 5, D_OLD, state="waiting")
+            run.tell_weights(peer, 5, D_OLD, state="loading")
+            run.tell_weights(peer, 3, D_NEW)
+        assert run.leader._digest_after(3) == D_NEW
+        run.machine.epoch = replace(run.machine.epoch, round=5)
+        run.tell_weights(PEERS[0], 5, D_OLD, state="waiting")
+        for peer in PEERS:
+            run.tell_weights(peer, 5, D_NEW, state="training")
+        assert run.leader._digest_after(5) == D_NEW
+        assert run.leader._agreement.apart(PEERS) == []
+
+
+async def test_strangers_and_rounds_to_come_take_no_room_of_members() -> None:
+    async with led() as run:
+        stranger = Identity.generate().peer_id
+        for number in range(40):
+            run.tell_weights(stranger, 2**64 - 1 - number, D_OLD)
+            run.tell_weights(PEERS[2], 2**64 - 1 - number, D_OLD)
+        # Another process of it is no member.
+        run.tell_weights(PEERS[2], 3, D_OLD, incarnation=2)
+        for peer in PEERS[:2]:
+            run.tell_weights(peer, 3, D_NEW)
+        assert run.leader._digest_after(3) == D_NEW
+        assert run.leader._agreement.apart(PEERS) == []
+
+
 # Addresses
 
 

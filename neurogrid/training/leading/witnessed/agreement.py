@@ -7,11 +7,27 @@ from collections.abc import Collection, Mapping
 from typing import Final
 
 from neurogrid.training.wire.runs import EpochReport
+from neurogrid.training.witnessed import EpochState, Health
 
-__all__ = ["WeightAgreement", "providers_of"]
+__all__ = ["WeightAgreement", "providers_of", "tells_of_weights"]
 
 # Rounds of which it is known who has what.
 _NUM_KEPT: Final = 16
+# In which a member has the weights of the epoch. In all others it may have those of before: of rounds that were taken
+# back since, or are made once more.
+_WITH_WEIGHTS: Final = ("warm", "training", "kept")
+
+
+def tells_of_weights(report: EpochReport, peer: str, epoch: EpochState) -> bool:
+    """Whether a report counts for what weights there are: it is a healthy member's, of this process of it, and about
+    rounds that were made.
+    """
+    is_member = any(
+        (each.peer, each.incarnation, each.health) == (peer, report.incarnation, Health.HEALTHY)
+        for each in epoch.members
+    )
+    has_weights = bool(report.digest) and report.has_weights and report.state in _WITH_WEIGHTS
+    return is_member and has_weights and report.step <= epoch.made
 
 
 def providers_of(
@@ -57,10 +73,6 @@ class WeightAgreement:
         self._told.setdefault(step, {}).setdefault(peer, digest)
         while len(self._told) > _NUM_KEPT:
             del self._told[min(self._told)]
-
-    def forget_after(self, step: int) -> None:
-        """Rounds after this one are taken back."""
-        self._told = {number: told for number, told in self._told.items() if number <= step}
 
     def digest(self, step: int, members: Collection[str]) -> bytes:
         """The digest that more than half of these members have told of; empty while there is none."""

@@ -47,6 +47,7 @@ from neurogrid.training.leading.waiting import watch_members
 from neurogrid.training.leading.witnessed.agreement import (
     WeightAgreement,
     providers_of,
+    tells_of_weights,
 )
 from neurogrid.training.leading.witnessed.audits import RoundAudits
 from neurogrid.training.leading.witnessed.common_weights import CommonWeights
@@ -508,7 +509,7 @@ class WitnessedLeader:
         if before is not None and report.incarnation < before.incarnation:
             return
         self._reports[peer] = report
-        if report.digest and report.has_weights:
+        if tells_of_weights(report, peer, self._machine.epoch):
             self._agreement.told(peer, report.step, report.digest)
             if self._audits is not None:
                 cosines = dict(zip(report.seats, report.cosines, strict=True))
