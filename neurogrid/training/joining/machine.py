@@ -174,7 +174,9 @@ class JoinMachine:
         if (until := state.refused.get(peer, now)) > now:
             return [Refused(peer, RefusedFor.TOO_SOON, until - now)]
         if (reason := self._fault(peer, invitation, now)) is not None:
-            retry = invitation.not_before - now if reason is RefusedFor.NOT_YET else None
+            # It may have another one by then.
+            is_early = reason is RefusedFor.NOT_YET
+            retry = invitation.not_before - now if is_early else rules.retry_seconds
             return [Refused(peer, reason, retry)]
         if not invitation.is_open:
             if state.num_inside >= rules.max_members:

@@ -203,7 +203,7 @@ class Refused:
 
     Attributes:
         reason: why.
-        retry_after: seconds after which it may try again; None for never by what it showed.
+        retry_after: seconds after which it may try again; None for never, as it is banned for as long as the run lasts.
     """
 
     peer: str

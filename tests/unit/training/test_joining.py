@@ -194,7 +194,10 @@ def test_what_an_invitation_is_not_good_for(invitation: Invitation, reason: Refu
     [told] = joins.applied(peer(0), invitation, now=NOW)
     assert isinstance(told, Refused)
     assert told.reason is reason
+    assert told.retry_after == (5 if reason is RefusedFor.NOT_YET else 50)
     assert joins.state == machine().state
+    # By another one it comes at once.
+    assert joins.applied(peer(0), CLOSED, now=NOW) == [Became(peer(0))]
 
 
 def test_as_many_come_by_an_invitation_as_it_says_also_once_some_have_left() -> None:
@@ -204,7 +207,7 @@ def test_as_many_come_by_an_invitation_as_it_says_also_once_some_have_left() -> 
         [Spent(peer(number), 1), BeganTrial(peer(number), NOW + 100)] for number in (0, 1)
     ]
     joins.left(peer(0), now=NOW)
-    assert joins.applied(peer(2), two, now=NOW) == [Refused(peer(2), RefusedFor.USED_UP, None)]
+    assert joins.applied(peer(2), two, now=NOW) == [Refused(peer(2), RefusedFor.USED_UP, 50)]
     # Its use is its own.
     assert joins.applied(peer(0), two, now=NOW + 50) == [BeganTrial(peer(0), NOW + 150)]
     assert joins.applied(peer(2), replace(two, serial=3), now=NOW + 50) == [
@@ -214,7 +217,7 @@ def test_as_many_come_by_an_invitation_as_it_says_also_once_some_have_left() -> 
     assert joins.state.uses == {1: {peer(0), peer(1)}}
     # Nor does a leader that comes back forget them.
     again = machine(spent=[use for each in told for use in each if isinstance(use, Spent)])
-    assert again.applied(peer(2), two, now=NOW) == [Refused(peer(2), RefusedFor.USED_UP, None)]
+    assert again.applied(peer(2), two, now=NOW) == [Refused(peer(2), RefusedFor.USED_UP, 50)]
     assert again.applied(peer(1), two, now=NOW) == [BeganTrial(peer(1), NOW + 100)]
 
 

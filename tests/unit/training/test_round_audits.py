@@ -390,14 +390,19 @@ class Open(Audited):
 
     def __init__(self) -> None:
         self.refused: list[tuple[str, str]] = []
+        self.waits: list[float | None] = []
         self.happened = []
         super().__init__(num=0)
         self.trials = Trials(
             RUN, LEADER.peer_id, 8, (), self.machine, self.audits, self.called, self.warned.append,
-            self.warned.append, lambda peer, reason, seconds: self.refused.append((peer, reason)),
+            self.warned.append, self.refuse,
         )  # fmt: skip
         now = int(time.time())
         self.invitation = Invitation(RUN, LEADER.peer_id, 5, now - 9, now + 999).sign(LEADER)
+
+    def refuse(self, peer: str, reason: str, seconds: float | None) -> None:
+        self.refused.append((peer, reason))
+        self.waits.append(seconds)
 
     def come(self, seat: int, invitation: bytes = b"") -> list[Event]:
         events = self.trials.takes(IDENTITIES[seat].peer_id, 1, invitation)
@@ -477,7 +482,11 @@ def test_who_shows_what_is_no_invitation_takes_no_part() -> None:
     run = Open()
     assert run.come(4, b"open") == []
     assert run.come(4, replace_last(run.invitation)) == []
-    assert [peer for peer, _ in run.refused] == 2 * [IDENTITIES[4].peer_id]
+    now = int(time.time())
+    over = Invitation(RUN, LEADER.peer_id, 6, now - 9, now - 1).sign(LEADER)
+    assert run.come(4, over) == []
+    assert [peer for peer, _ in run.refused] == 3 * [IDENTITIES[4].peer_id]
+    assert run.waits == [300.0] * 3  # who has another one then, may show it
     assert [type(each) for each in run.come(4, run.invitation)] == [Joined]
     assert [type(each) for each in run.come(5)] == [Trial, Joined]
 

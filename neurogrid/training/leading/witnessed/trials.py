@@ -127,7 +127,7 @@ class Trials:
                 shown = Invitation.open(invitation, self._leader) if invitation else self._open
             except RemoteProtocolError as exc:
                 self._warn(f"{self._called(peer)} shows an invitation that is none: {exc}")
-                self._refuse(peer, str(exc), None)
+                self._refuse(peer, str(exc), joining.rules.retry_seconds)
                 return []
             outcomes = joining.applied(peer, shown, now=now)
         events = self._follow(outcomes, now)
