@@ -57,7 +57,7 @@ class JoinMachine:
         leader: the peer id of its leader, who takes no part.
         bans: of before, as they were written down.
         spent: uses of before, the same.
-        members: peers that sit in the run already, and count: of a leader that has come back.
+        admitted: peers that counted before the leader came back: they do as soon as they come, if there is room.
         round_number: the last that was decided.
 
     Attributes:
@@ -72,7 +72,7 @@ class JoinMachine:
         *,
         bans: Iterable[Ban] = (),
         spent: Iterable[Spent] = (),
-        members: Iterable[str] = (),
+        admitted: Iterable[str] = (),
         round_number: int = 0,
     ) -> None:
         self.rules, self._run, self._leader = rules, run, leader
@@ -84,7 +84,7 @@ class JoinMachine:
             uses[use.serial] = uses.get(use.serial, frozenset()) | {use.peer}
         self.state = JoinState(
             round=round_number,
-            members={peer: Member(round_number) for peer in members if peer not in known},
+            admitted=frozenset(peer for peer in admitted if peer not in known),
             bans=known,
             uses=uses,
             num_bans=max((ban.number for ban in known.values()), default=0),
@@ -173,6 +173,11 @@ class JoinMachine:
             return [Refused(peer, RefusedFor.BANNED, ban.until - now if ban.until else None)]
         if (until := state.refused.get(peer, now)) > now:
             return [Refused(peer, RefusedFor.TOO_SOON, until - now)]
+        if peer in state.admitted:
+            if state.num_inside >= rules.max_members:
+                return [Refused(peer, RefusedFor.FULL, rules.retry_seconds)]
+            self._let_in(peer)
+            return [Became(peer, is_back=True)]
         if (reason := self._fault(peer, invitation, now)) is not None:
             # It may have another one by then.
             is_early = reason is RefusedFor.NOT_YET
@@ -291,4 +296,5 @@ class JoinMachine:
             waiting=without(state.waiting, peer),
             trials=without(state.trials, peer),
             members=without(state.members, peer),
+            admitted=state.admitted - {peer},
         )

@@ -132,6 +132,7 @@ class JoinState:
         waiting: by peer id, in the order in which they came.
         trials: the same of those on trial.
         members: of those that count.
+        admitted: peers that counted before the leader came back, and have not come since: they take no place.
         bans: of each peer that was banned the newest, also one that is over.
         refused: of peers that were refused lately, until when they may not try again.
         starts: when trials began, within the window.
@@ -143,6 +144,7 @@ class JoinState:
     waiting: Mapping[str, Waiter] = field(default_factory=dict)
     trials: Mapping[str, Trial] = field(default_factory=dict)
     members: Mapping[str, Member] = field(default_factory=dict)
+    admitted: frozenset[str] = frozenset()
     bans: Mapping[str, Ban] = field(default_factory=dict)
     refused: Mapping[str, float] = field(default_factory=dict)
     starts: tuple[float, ...] = ()
@@ -192,9 +194,14 @@ class BeganTrial:
 
 @dataclass(frozen=True, slots=True)
 class Became:
-    """A peer is a member from now on."""
+    """A peer is a member from now on.
+
+    Attributes:
+        is_back: it was one before its leader came back.
+    """
 
     peer: str
+    is_back: bool = False
 
 
 @dataclass(frozen=True, slots=True)

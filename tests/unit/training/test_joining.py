@@ -227,13 +227,34 @@ def test_a_leader_that_comes_back_has_its_bans_and_its_members() -> None:
         joins.applied(each, CLOSED, now=NOW)
     [told] = joins.ejected(b, now=NOW)
     assert isinstance(told, Banned)
-    again = machine(bans=[told.ban], members=[a, b], round_number=7)
+    again = machine(bans=[told.ban], admitted=[a, b], round_number=7)
+    assert not again.state.takes_part(a)
+    assert again.applied(a, OPEN, now=NOW) == [Became(a, is_back=True)]
     assert again.state.counts(a)
     assert not again.state.takes_part(b)
     assert again.applied(b, OPEN, now=NOW) == [Refused(b, RefusedFor.BANNED, None)]
     [second] = again.ejected(c, now=NOW)
     assert isinstance(second, Banned)
     assert second.ban.number == 2
+
+
+def test_members_of_before_take_no_place_until_they_come() -> None:
+    before = [peer(number) for number in range(RULES.max_members + 1)]
+    joins, new = machine(admitted=before), peer(-2)
+    assert joins.applied(new, CLOSED, now=NOW) == [Became(new)]
+    for each in before[1 : RULES.max_members]:
+        assert joins.applied(each, OPEN, now=NOW) == [Became(each, is_back=True)]
+    late = before[0]
+    assert joins.applied(late, OPEN, now=NOW) == [Refused(late, RefusedFor.FULL, 50)]
+    # Once there is room; and once only.
+    joins.left(new, now=NOW)
+    assert joins.applied(late, OPEN, now=NOW) == [Became(late, is_back=True)]
+    joins.left(late, now=NOW)
+    assert isinstance(joins.applied(late, OPEN, now=NOW)[0], BeganTrial)
+    # Who is ejected before it comes is none of them.
+    [told] = joins.ejected(before[-1], now=NOW)
+    assert isinstance(told, Banned)
+    assert joins.state.admitted == frozenset()
 
 
 def test_a_run_with_too_many_bans_takes_nobody_new() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -30,7 +30,7 @@ from neurogrid.training.joining import Invitation
 from neurogrid.training.leading.witnessed.audits import RoundAudits
 from neurogrid.training.leading.witnessed.epoch_messages import round_works
 from neurogrid.training.leading.witnessed.trials import Trials
-from neurogrid.training.runs.entries import Entry, RunEntry
+from neurogrid.training.runs.entries import Entry, EpochEntry, RunEntry
 from neurogrid.training.runs.machine import Rules
 from neurogrid.training.runs.run_file import ChecksSection
 from neurogrid.training.runs.signatures import sign
@@ -388,13 +388,13 @@ def test_what_results_are_worth_is_drawn_heard_and_shown() -> None:
 class Open(Audited):
     """The same with strangers: the first three come by an invitation of the leader's."""
 
-    def __init__(self) -> None:
+    def __init__(self, entries: Sequence[Entry] = ()) -> None:
         self.refused: list[tuple[str, str]] = []
         self.waits: list[float | None] = []
         self.happened = []
         super().__init__(num=0)
         self.trials = Trials(
-            RUN, LEADER.peer_id, 8, (), self.machine, self.audits, self.called, self.warned.append,
+            RUN, LEADER.peer_id, 8, entries, self.machine, self.audits, self.called, self.warned.append,
             self.warned.append, self.refuse,
         )  # fmt: skip
         now = int(time.time())
@@ -489,6 +489,20 @@ def test_who_shows_what_is_no_invitation_takes_no_part() -> None:
     assert run.waits == [300.0] * 3  # who has another one then, may show it
     assert [type(each) for each in run.come(4, run.invitation)] == [Joined]
     assert [type(each) for each in run.come(5)] == [Trial, Joined]
+
+
+def test_those_that_were_admitted_before_the_leader_came_back_fill_no_run() -> None:
+    long_gone = [Identity.generate().peer_id for _ in range(7)]
+    admitted = *long_gone, IDENTITIES[5].peer_id, IDENTITIES[6].peer_id
+    events = [("admitted", each) for each in admitted]
+    events += [("trial", IDENTITIES[6].peer_id)]  # it had left, and is on trial again
+    told = tuple({"kind": kind, "peer": each} for kind, each in events)
+    run = Open([EpochEntry(1.0, bytes(32), 0, told, bytes(32))])
+    assert [type(each) for each in run.come(4, run.invitation)] == [Joined]
+    assert [type(each) for each in run.come(5)] == [Joined]
+    assert [type(each) for each in run.come(6)] == [Trial, Joined]
+    assert not run.refused
+    assert "m5 counts, as before this leader came back" in run.warned
 
 
 def replace_last(data: bytes) -> bytes:

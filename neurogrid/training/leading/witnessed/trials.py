@@ -101,7 +101,7 @@ class Trials:
             run_id,
             leader,
             spent=spent,
-            members=admitted,
+            admitted=admitted,
             round_number=machine.epoch.made,
         )
         # Who shows no invitation comes as if this had been published.
@@ -193,6 +193,8 @@ class Trials:
                 case BeganTrial(peer):
                     self._say(f"{self._called(peer)} is on trial: what it gives does not count yet")
                     events.append(Trial(peer))
+                case Became(peer, is_back=True):
+                    self._say(f"{self._called(peer)} counts, as before this leader came back")
                 case Became(peer) if peer in self._machine.epoch.trials:
                     numbers = [
                         number
@@ -218,7 +220,7 @@ class Trials:
 
 
 def _known(entries: Iterable[Entry]) -> tuple[list[str], list[Spent]]:
-    """Who was admitted and is not banned since, and which uses of invitations are spent."""
+    """Who was admitted and is not on trial again or out since, and which uses of invitations are spent."""
     admitted: dict[str, None] = {}
     spent = []
     for entry in entries:
@@ -228,6 +230,6 @@ def _known(entries: Iterable[Entry]) -> tuple[list[str], list[Spent]]:
             for event in entry.events:
                 if event["kind"] == "admitted":
                     admitted[str(event["peer"])] = None
-                elif event["kind"] in ("refused", "eject"):
+                elif event["kind"] in ("trial", "refused", "eject"):
                     admitted.pop(str(event.get("peer", "")), None)
     return list(admitted), spent
