@@ -97,6 +97,27 @@ def test_nobody_honest_is_accused(tmp_path: Path) -> None:
     assert "gives up" not in said
 
 
+def test_claims_hold_after_the_leader_was_started_again(tmp_path: Path) -> None:
+    """Members come back with weights of rounds that are taken back and made once more, with others."""
+    run_file = AUDITED + (
+        "rounds = 4\n[checks]\naudit = 1.0\n[stop]\nrounds = 8\n[members]\nmin = 3\n"
+    )
+    with open_run(tmp_path, free_port(), run_file) as run:
+        begin(run, "abc")
+        run.wait_round(6)
+        run.kill()
+        run.lead("--resume")
+        run.end()
+        log, figures = run.log, run.figures()
+    resumed = [entry.kind for entry in entries_of(run.run)].index("resumed")
+    assert any(entry.kind == "round" for entry in entries_of(run.run)[:resumed])
+    assert [entry.round for entry in rounds_of(run.run)] == list(range(1, 9))
+    assert "refused" not in log
+    assert "other weights" not in log
+    assert ejections(run.run) == []
+    assert not any(line.get("weights_other") for line in figures)
+
+
 def test_who_cheats_is_ejected_and_so_is_who_accuses_falsely(tmp_path: Path) -> None:
     """Each by the journal's evidence, which anybody can read; the others go on with the same weights."""
     run_file = (
