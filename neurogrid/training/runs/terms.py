@@ -197,9 +197,13 @@ class Voter:
         return self.standing
 
     def claimed(self, sender: str, term: int, place: Place) -> Standing:
-        """A deputy asks for a term. It is promised if the answer has this term, its peer id and this place."""
+        """A deputy asks for a term. It is promised if the answer has this term, its peer id and this place.
+
+        Whom it has promised a term, and nobody since, it promises a greater one: that one gave up the term before.
+        """
         now = self.standing
-        if sender == now.deputy and term > now.term:
+        is_promised = sender == now.leader and now.place is not None
+        if (sender == now.deputy or is_promised) and term > now.term:
             self.standing = Standing(term, sender, 0, NOBODY, place)
         return self.standing
 
@@ -313,6 +317,17 @@ class Candidate:
     def is_dropped(self) -> bool:
         """Whether so many members have another deputy, or none, that it can never lead."""
         return self.asked is not None and are_half(self.members, self.refused)
+
+    def may_follow(self, is_patient: bool) -> bool:
+        """Whether it looks for a leader that takes it, for which it gives up what it asks for.
+
+        It does while it copies; and while it asks and does not lead, once it has asked for long: members may have gone
+        for good, or begun anew, and the leader be back, which goes on with nothing that is not copied.
+
+        Args:
+            is_patient: it has asked for long.
+        """
+        return self.asked is None or (is_patient and not self.leads)
 
 
 @dataclass

@@ -120,6 +120,32 @@ def test_a_deputy_that_asks_copies_nothing_any_more() -> None:
     assert not deputy.leads
 
 
+def test_a_deputy_that_has_asked_for_long_follows_again_unless_it_leads() -> None:
+    deputy = candidate(A, B, C)
+    assert deputy.may_follow(False)
+    deputy.ask()
+    promised = Standing(1, "deputy", 0, "", TEN)
+    deputy.answered(A, promised)
+    # The others have begun anew, and promise for what they are now.
+    for member in (B, C):
+        deputy.answered(Occupant(member.peer, 77), promised)
+    assert [deputy.may_follow(is_patient) for is_patient in (False, True)] == [False, True]
+    deputy.answered(B, promised)
+    assert not deputy.may_follow(True)
+
+
+def test_who_has_promised_a_term_that_was_given_up_promises_the_next() -> None:
+    voter, later = Voter("leader"), Place(12, b"\x12" * 32)
+    voter.appointed("leader", 0, 3, "deputy")
+    voter.claimed("deputy", 1, TEN)
+    assert voter.claimed("deputy", 2, later) == Standing(2, "deputy", 0, "", later)
+    assert voter.claimed("deputy", 1, TEN).term == 2
+    assert voter.claimed("other", 3, later).term == 2
+    # Nor whom it obeys without having promised anything.
+    voter = Voter("leader")
+    assert voter.claimed("leader", 1, TEN) == Standing(0, "leader", 0, "")
+
+
 def test_who_is_no_deputy_asks_nobody() -> None:
     deputy = Candidate("deputy")
     assert deputy.ask() is None
@@ -482,7 +508,7 @@ class Terms:
         node = self.nodes[self.random.choice(NODES)]
         if node is leader or (node.terms and node.terms[-1] >= leader.terms[-1]):
             return
-        if node.candidate is not None and node.candidate.asked is not None:
+        if node.candidate is not None and not node.candidate.may_follow(True):
             return
         node.copies, node.candidate = None, Candidate(node.name, node.laid_aside)
         if leader.journal[: len(node.journal)] != node.journal:

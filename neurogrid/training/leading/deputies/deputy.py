@@ -97,6 +97,8 @@ _SILENCE: Final = 2.5
 # Between two Claims, and for the answer to one.
 _CLAIM_AGAIN: Final = 0.25
 _CLAIM_TIMEOUT: Final = 2.0
+# Seconds of asking after which leaders are looked for again: members answer within one or two.
+_PATIENCE: Final = 10.0
 _FOLLOW_TIMEOUT: Final = 10.0
 _FOLLOW_AGAIN: Final = 1.0
 _FETCH_TIMEOUT: Final = 600.0
@@ -198,6 +200,7 @@ class _Deputy:
         self._sync_candidate()
         self._is_ready = False
         self._heard_at = 0.0
+        self._asks_since: float | None = None
         self._leader = ""
         self._term: int | None = None  # in which it leads
         self._came = RenewedEvent()
@@ -314,12 +317,18 @@ class _Deputy:
     async def _ask_all_to_follow(self, host: Host, exchange: Exchange) -> Followed | None:
         """Ask those that are there, the leader of before first; what the one says that takes this deputy."""
         for peer_id in sorted(self._leaders, key=lambda each: each != self._leader):
-            if self._candidate.asked is not None or not host.is_connected(peer_id):
+            if not self._may_ask_to_follow or not host.is_connected(peer_id):
                 continue
             if (followed := await self._ask_to_follow(host, exchange, peer_id)) is not None:
-                self._leader = peer_id
+                self._leader, self._heard_at = peer_id, trio.current_time()
                 return followed
         return None
+
+    @property
+    def _may_ask_to_follow(self) -> bool:
+        since = self._asks_since
+        is_patient = since is not None and trio.current_time() - since >= _PATIENCE
+        return self._candidate.may_follow(is_patient)
 
     async def _ask_to_follow(self, host: Host, exchange: Exchange, peer_id: str) -> Followed | None:
         self.copy.forget_rest()
@@ -329,9 +338,26 @@ class _Deputy:
             if not self.copy.num_bytes:
                 raise ConfigurationError(f"the leader has no such deputy: {exc.text}") from exc
             return await self._follow_from_the_beginning(host, exchange, peer_id, exc)
-        if followed is None or not self._may_follow(followed.term):
+        if followed is None or not self._may_follow(followed.term) or not self._copies_again():
             return None
         return followed
+
+    def _copies_again(self) -> bool:
+        """Give up a term that it asks for, as a leader takes it; whether it copies from here on."""
+        if self._candidate.asked is None:
+            return True
+        if not self._may_ask_to_follow:
+            return False  # most have promised meanwhile
+        self._give_up()
+        self._progress.warn(
+            "the leader is there, and most members promise nothing: this deputy copies the run again"
+        )
+        return True
+
+    def _give_up(self) -> None:
+        self._candidate.give_up()
+        self._sync_candidate()
+        self._asks_since, self._said = None, ""
 
     def _may_follow(self, term: int) -> bool:
         """Whether a leader in this term is not one of before."""
@@ -348,6 +374,8 @@ class _Deputy:
                 return None
             if followed.term == self._sitting.term:
                 raise ConfigurationError(f"the leader has no such deputy: {refused.text}")
+            if not self._copies_again():
+                return None
             self._lay_copy_aside()
             return followed
         finally:
@@ -415,11 +443,13 @@ class _Deputy:
         return followed
 
     async def _keep_following(self, host: Host, exchange: Exchange) -> None:
-        """Ask again, where the leader was started again and does not know who copies, or another one leads."""
+        """Ask again, where the leader was started again and does not know who copies, or another one leads; and where
+        it is heard, and this deputy asks for a term all the same."""
         while True:
             await trio.sleep(_FOLLOW_AGAIN)
             is_silent = trio.current_time() - self._heard_at >= _FOLLOW_AGAIN
-            if is_silent or self._is_new_stream:
+            is_asking = self._candidate.asked is not None
+            if is_silent or is_asking or self._is_new_stream:
                 self._is_new_stream = False
                 await self._ask_all_to_follow(host, exchange)
 
@@ -583,10 +613,11 @@ class _Deputy:
                 return None
             silence = trio.current_time() - self._heard_at
             # Once it has asked it copies nothing any more, also when the leader is heard again: so it asks on until it
-            # leads, or is none.
+            # leads, is none, or gives up for a leader that takes it.
             is_asking = silence >= _SILENCE or self._candidate.asked is not None
             term = self._candidate.ask() if is_asking else None
             if term is not None:
+                self._asks_since = self._asks_since or trio.current_time()
                 if not self._candidate.promises:
                     self._say_once(
                         f"nothing has come of the leader for some seconds: asking the members for term {term}"
@@ -595,10 +626,8 @@ class _Deputy:
                 if self._candidate.leads:
                     return term
                 if self._candidate.is_dropped:
-                    self._candidate.give_up()
-                    self._sync_candidate()
+                    self._give_up()
                     self._is_new_stream = True
-                    self._said = ""
                     self._progress.warn(
                         "the members have no such deputy any more: the run goes on without this one, which copies "
                         "it again"
