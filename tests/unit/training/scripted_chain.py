@@ -87,12 +87,14 @@ class FakeProgress:
     def __init__(self) -> None:
         self.said: list[str] = []
         self.warned: list[str] = []
+        self.has_warned = trio.Event()
 
     def say(self, text: str) -> None:
         self.said.append(text)
 
     def warn(self, text: str) -> None:
         self.warned.append(text)
+        self.has_warned.set()
 
 
 class FakeKeeper:
@@ -139,7 +141,7 @@ class Member:
         self.is_lent = True
         for code, handler in (
             (RunMessage.ASK, self._on_ask),
-            (RunMessage.START, self._on_start),
+            (RunMessage.START, lambda message: self.start(message)),
             (RunMessage.RENEW, self._on_renew),
             (RunMessage.STAGE, self._on_order),
             (RunMessage.STEP, self._on_step),
@@ -178,6 +180,13 @@ class Member:
         """Why it fails after it has made a step; empty where it does not."""
         return ""
 
+    async def start(self, message: TensorMessage) -> None:
+        """What it answers to the leader that begins with it."""
+        self.num_started += 1
+        start = Start.decode(message.data)
+        await self.tell(RunMessage.STARTED, Started(until=60.0).encode(), message.request_id)
+        await self.tell(RunMessage.REPORT, Report(RUN, start.seat, state="ready").encode())
+
     # What it does
 
     async def tell(self, code: MessageCode, data: bytes, request_id: int = 0) -> None:
@@ -201,12 +210,6 @@ class Member:
             name=self.name,
         )
         await self.tell(RunMessage.OFFER, offer.encode(), message.request_id)
-
-    async def _on_start(self, message: TensorMessage) -> None:
-        self.num_started += 1
-        start = Start.decode(message.data)
-        await self.tell(RunMessage.STARTED, Started(until=60.0).encode(), message.request_id)
-        await self.tell(RunMessage.REPORT, Report(RUN, start.seat, state="ready").encode())
 
     async def _on_renew(self, message: TensorMessage) -> None:
         await self.tell(RunMessage.RENEWED, Renewed(until=60.0).encode(), message.request_id)

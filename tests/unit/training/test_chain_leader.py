@@ -5,10 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import trio
 
 from neurogrid.errors import NoRouteError
-from neurogrid.training.wire.runs import Apply
-from tests.unit.training.scripted_chain import Member, open_chain, state_piece
+from neurogrid.p2p import TensorMessage
+from neurogrid.training.wire.runs import Apply, Report, RunMessage, Started
+from tests.unit.training.scripted_chain import RUN, Member, open_chain, state_piece
 
 
 async def test_a_chain_comes_to_its_end(tmp_path: Path) -> None:
@@ -109,3 +111,29 @@ async def test_a_member_that_never_does_what_it_is_told_is_asked_no_more_and_tha
             await chain.leader.run()
         said = "member 1 has failed 5 times, and is not asked again: a stage cannot be reached"
         assert chain.progress.warned.count(said) == 1
+
+
+async def test_a_member_that_cannot_take_part_is_asked_five_times(tmp_path: Path) -> None:
+    """It says so at once, and more than once each time."""
+
+    def begin(member: Member) -> None:
+        async def start(message: TensorMessage) -> None:
+            member.num_started += 1
+            told = Started(until=60.0).encode()
+            await member.tell(RunMessage.STARTED, told, message.request_id)
+            report = Report(RUN, 1, state="failed", reason="no room is left").encode()
+            for _ in range(3):
+                await member.tell(RunMessage.REPORT, report)
+
+        member.start = start  # type: ignore[method-assign]
+
+    async with (
+        open_chain(tmp_path, members=1, stages=1, begin=begin) as chain,
+        trio.open_nursery() as nursery,
+    ):
+        nursery.start_soon(chain.leader.run)
+        await chain.progress.has_warned.wait()
+        said = "member 1 has failed 5 times, and is not asked again: no room is left"
+        assert chain.progress.warned == [said]
+        assert chain.members[0].num_started == 5
+        nursery.cancel_scope.cancel()

@@ -70,6 +70,11 @@ class ChainWorker:
     refusal: str = ""
     versions: dict[str, str] = field(default_factory=dict)
 
+    @property
+    def has_failed(self) -> bool:
+        """Whether it has said that it cannot take part, since it was started."""
+        return self.report is not None and self.report.state == "failed"
+
 
 class ChainMembers:
     """Workers that are or were here. Keep `run` running.
@@ -313,10 +318,11 @@ class ChainMembers:
     def _on_report(self, message: TensorMessage) -> None:
         report, worker = Report.decode(message.data), self.heard(message)
         if worker is not None and report.run == self._facts.run_id:
+            has_failed = report.state == "failed" and not worker.has_failed  # it says so again
             # Others dial what it tells.
             own = own_addresses(report.group_addresses, sender_of(message))
             worker.report = replace(report, group_addresses=own)
-            if report.state == "failed" and worker.is_started:  # it says so again and again
+            if has_failed:
                 worker.refusal, worker.is_started = report.reason, False
                 self._hiring.book.drop(sender_of(message))
                 self.count_failure(sender_of(message), report.reason)
@@ -368,6 +374,8 @@ class ChainMembers:
                 num_parameters=facts.num_parameters,
                 total_steps=self._total_steps,
             )
+            if worker.has_failed:
+                worker.report = None
             await self._hiring.start(peer_id, start, asked_at=asked_at)
         except LackingError as exc:
             if worker.refusal != str(exc):
@@ -376,6 +384,8 @@ class ChainMembers:
             return
         except NeuroGridError as exc:
             logger.info("%s does not begin: %s", peer_id, exc)
+            return
+        if worker.has_failed:  # it was quicker than this
             return
         worker.name, worker.memory = offer.name or worker.name, offer.memory
         worker.versions, worker.refusal = dict(offer.versions), ""
