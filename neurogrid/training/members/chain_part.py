@@ -20,7 +20,13 @@ from typing import Any, Final
 
 import trio
 
-from neurogrid.errors import CheckpointError, NeuroGridError, RemoteProtocolError, TransportError
+from neurogrid.errors import (
+    CheckpointError,
+    ConfigurationError,
+    NeuroGridError,
+    RemoteProtocolError,
+    TransportError,
+)
 from neurogrid.exception_groups import unwrap_errors
 from neurogrid.p2p.exchange.exchange import Exchange
 from neurogrid.p2p.hosts.host import Host
@@ -194,7 +200,30 @@ class ChainPart:
         self._changed.set()
 
     async def run(self) -> None:
-        """Take part until the run ends."""
+        """Take part until the run ends.
+
+        Raises:
+            NeuroGridError: this machine cannot; the report says why.
+        """
+        try:
+            await self._run()
+        except NeuroGridError as exc:
+            self._fail(exc)
+            raise
+        except OSError as exc:
+            error = ConfigurationError(f"this machine cannot keep what the run needs: {exc}")
+            self._fail(error)
+            raise error from exc
+
+    def _fail(self, error: NeuroGridError) -> None:
+        reason = one_line(error) or type(error).__name__
+        self._report, self._stage_report = (
+            replace(self._report, state="failed", reason=reason),
+            None,
+        )
+        self._tell()
+
+    async def _run(self) -> None:
         with temporary_directory("neurogrid-stage-") as directory:
             async with (
                 open_stage_process(threads=self._settings.threads) as process,

@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib.metadata
 import logging
 import platform
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -30,6 +31,7 @@ from neurogrid.training.data.blobs import SliceCache
 from neurogrid.training.data.handing_on import HandingOn
 from neurogrid.training.data.own_slices import OwnSlices
 from neurogrid.training.members.chain_part import ChainPart
+from neurogrid.training.members.chain_stage import one_line
 from neurogrid.training.members.member_blobs import MemberBlobs
 from neurogrid.training.members.obedience import Obedience, refuse_other_run
 from neurogrid.training.members.participation import KeepModel, Participation
@@ -47,6 +49,7 @@ from neurogrid.training.wire.runs import (
     Order,
     Renew,
     Renewed,
+    Report,
     RunMessage,
     Start,
     Started,
@@ -211,6 +214,11 @@ class MemberService:
                     logger.info("run %s is over", start.run.hex())
                 except NeuroGridError as exc:
                     logger.error("this machine takes no part in run %s: %s", start.run.hex(), exc)
+                    # A leader that has heard may ask anew at once.
+                    self._part = None
+                    self._leases.release(leader if part is None else part.leader, start.run)
+                    if part is None:
+                        await self._tell_failed(leader, start, exc)
                 if part is not None:
                     await self._tell(part)
                 nursery.cancel_scope.cancel()
@@ -357,11 +365,20 @@ class MemberService:
                 await changed.wait()
 
     async def _tell(self, part: Part) -> None:
-        if not self._host.is_connected(part.leader):
+        await self._tell_leader(part.leader, part.reports())
+
+    async def _tell_failed(self, leader: str, start: Start, error: NeuroGridError) -> None:
+        """Tell a leader why there is no part in its run."""
+        reason = one_line(error) or type(error).__name__
+        report = Report(run=start.run, seat=start.seat, state="failed", reason=reason)
+        await self._tell_leader(leader, [(RunMessage.REPORT, report.encode())])
+
+    async def _tell_leader(self, leader: str, told: Sequence[tuple[MessageCode, bytes]]) -> None:
+        if not self._host.is_connected(leader):
             return  # the connection is kept elsewhere
         with trio.move_on_after(10 * _HEARTBEAT):
             try:
-                for code, data in part.reports():
-                    await self.exchange.send(part.leader, TensorMessage(code, data=data))
+                for code, data in told:
+                    await self.exchange.send(leader, TensorMessage(code, data=data))
             except TransportError as exc:
                 logger.debug("the leader cannot be told: %s", exc)

@@ -1,0 +1,151 @@
+"""A worker that lends itself to a run and cannot take part: it says so, is nobody's any more, and goes on."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+import trio
+
+from neurogrid.errors import PeerRefusedError
+from neurogrid.p2p import TensorMessage, new_request_id
+from neurogrid.p2p.exchange.exchange import Exchange
+from neurogrid.p2p.memory import open_memory_network
+from neurogrid.p2p.wire import MessageCode
+from neurogrid.renewed_event import RenewedEvent
+from neurogrid.training.members import chain_part
+from neurogrid.training.members.service import MemberService
+from neurogrid.training.members.settings import MemberSettings
+from neurogrid.training.stages.stage_process import StageProcess
+from neurogrid.training.trainer.child import ChildEnded
+from neurogrid.training.wire.runs import Ask, Offer, Renew, Report, RunMessage, Start, run_table
+
+RUN = bytes(range(16))
+CHAIN = """
+[model]
+config = "model.json"
+[data]
+path = "text.txt"
+[layout]
+stages = 2
+[stop]
+steps = 4
+"""
+
+
+@dataclass
+class Leader:
+    """Whoever asks a worker, and what that has reported."""
+
+    exchange: Exchange
+    worker: str
+    reports: list[Report] = field(default_factory=list)
+    heard: RenewedEvent = field(default_factory=RenewedEvent)
+
+    async def request(self, code: MessageCode, data: bytes, answer: MessageCode) -> bytes:
+        message = TensorMessage(code, request_id=new_request_id(), data=data)
+        found = await self.exchange.request(self.worker, message, answer, timeout=10)
+        return bytes(found.data)
+
+    async def start(self, run_file: str = CHAIN) -> int:
+        """Have it begin; the number of the lease."""
+        offer = await self.request(RunMessage.ASK, Ask(RUN).encode(), RunMessage.OFFER)
+        lease = Offer.decode(offer).lease
+        start = Start(
+            run=RUN,
+            lease=lease,
+            seat=3,
+            run_file=run_file,
+            config="{}",
+            kind="causal-lm",
+            manifest=bytes(32),
+            num_parameters=1,
+            total_steps=4,
+        )
+        await self.request(RunMessage.START, start.encode(), RunMessage.STARTED)
+        return lease
+
+    def note(self, message: TensorMessage) -> None:
+        self.reports.append(Report.decode(message.data))
+        self.heard.set()
+
+    async def hears_failed(self) -> Report:
+        """The report that it has failed."""
+        while not self.reports or self.reports[-1].state != "failed":
+            await self.heard.next.wait()
+        return self.reports[-1]
+
+
+@asynccontextmanager
+async def leader_of_a_worker(folder: Path) -> AsyncIterator[Leader]:
+    with trio.fail_after(60):
+        async with (
+            open_memory_network() as network,
+            network.open_host() as first,
+            network.open_host() as host,
+            trio.open_nursery() as nursery,
+        ):
+            service = MemberService(host, MemberSettings(name="worker"), folder)
+            nursery.start_soon(service.run)
+            leader = Leader(Exchange(first, run_table(), role="coordinator"), host.peer_id)
+            leader.exchange.on_message(RunMessage.REPORT, leader.note)
+            await host.connect(first.addresses[0])
+            await leader.exchange.open(host.peer_id)
+            yield leader
+            nursery.cancel_scope.cancel()
+
+
+async def failing(leader: Leader, run_file: str = CHAIN) -> str:
+    """What the worker says that cannot take part; its lease is no more, and it may be asked again."""
+    leader.reports.clear()
+    lease = await leader.start(run_file)
+    report = await leader.hears_failed()
+    assert (report.run, report.seat) == (RUN, 3)
+    while True:
+        try:
+            await leader.request(RunMessage.RENEW, Renew(RUN, lease).encode(), RunMessage.RENEWED)
+        except PeerRefusedError:
+            return report.reason
+
+
+async def test_a_stage_whose_process_ends_at_once_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def begin(process: StageProcess) -> None:
+        raise ChildEnded("the stage's process ended with status 1")
+
+    monkeypatch.setattr(StageProcess, "begin", begin)
+    async with leader_of_a_worker(tmp_path) as leader:
+        for _ in range(2):
+            assert await failing(leader) == "the stage's process ended with status 1"
+
+
+@pytest.mark.parametrize("where", ["directory", "process"])
+async def test_a_machine_without_room_takes_no_part_and_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    """No room for its files, or for a process more."""
+
+    def temporary_directory(prefix: str) -> None:
+        raise OSError(28, "No space left on device")
+
+    async def begin(process: StageProcess) -> None:
+        raise OSError(28, "No space left on device")
+
+    if where == "directory":
+        monkeypatch.setattr(chain_part, "temporary_directory", temporary_directory)
+    else:
+        monkeypatch.setattr(StageProcess, "begin", begin)
+    async with leader_of_a_worker(tmp_path) as leader:
+        for _ in range(2):
+            reason = await failing(leader)
+            assert "cannot keep what the run needs" in reason
+            assert "No space left on device" in reason
+
+
+async def test_a_run_file_that_the_worker_cannot_read_is_told(tmp_path: Path) -> None:
+    async with leader_of_a_worker(tmp_path) as leader:
+        assert "stop" in await failing(leader, CHAIN.replace("steps = 4", 'steps = "many"'))
