@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
@@ -137,3 +139,38 @@ async def test_a_member_that_cannot_take_part_is_asked_five_times(tmp_path: Path
         assert chain.progress.warned == [said]
         assert chain.members[0].num_started == 5
         nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize(
+    ("odd", "fault"),
+    [
+        ({"squared_norm": 1.7e308}, "the norm of all gradients"),
+        ({"squared_norm": 1.0, "loss": None}, "the loss"),
+    ],
+)
+async def test_a_step_whose_sums_are_no_numbers_is_not_made(
+    tmp_path: Path, odd: dict[str, Any], fault: str
+) -> None:
+    """Each number is one that may be told. What is written of the step is numbers, too."""
+
+    applied: list[bool] = []
+
+    def begin(member: Member) -> None:
+        right = member.done
+        member.done = lambda step: {**right(step), **(odd if step == 2 else {})}  # type: ignore[method-assign]
+
+        def note(apply: Apply) -> str:
+            if member.index == 0:
+                applied.append(apply.is_applied)
+            return ""
+
+        member.fault = note  # type: ignore[method-assign]
+
+    async with open_chain(tmp_path, steps=4, begin=begin) as chain:
+        await chain.leader.run()
+        assert chain.progress.warned == [
+            f"step 3: {fault} is not finite, so no step was made of it"
+        ]
+        assert applied == [True, True, False, True]
+        assert [line["round"] for line in chain.keeper.lines] == [1, 2, 3, 4]
+        json.dumps(chain.keeper.lines, allow_nan=False)

@@ -9,6 +9,7 @@ replica    one of them, in a round
 forming    replicas that load their layers while the others go on
 members    workers: asked, started, listened to
 weights    what stages begin with
+sums       of what members tell, whatever they tell
 numbers    how large they are, from a config alone
 state      what is kept of them on the way
 keeper     journal, figures, checkpoints

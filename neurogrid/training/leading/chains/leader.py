@@ -44,6 +44,7 @@ from neurogrid.training.leading.chains.members import ChainMembers, ChainWorker
 from neurogrid.training.leading.chains.orders import StageOrders
 from neurogrid.training.leading.chains.rates import StepRates
 from neurogrid.training.leading.chains.state import ChainState
+from neurogrid.training.leading.chains.sums import sum_of
 from neurogrid.training.leading.chains.weights import ChainWeights
 from neurogrid.training.leading.changes import WantedChanges
 from neurogrid.training.leading.data import LeaderSlices
@@ -75,7 +76,7 @@ from neurogrid.training.wire.runs import (
     session_of,
 )
 
-__all__ = ["CHAIN_LEADER_TAKES", "ChainLeader", "loss_of"]
+__all__ = ["CHAIN_LEADER_TAKES", "ChainLeader", "loss_of", "norm_of"]
 
 
 CHAIN_LEADER_TAKES: Final[Table] = {
@@ -331,8 +332,7 @@ class ChainLeader:
             await self._compute(chain, step, batch, is_evaluation=False)
         self._check_digests(chain, step)
         done = [chain.done[step, peer] for peer in chain.peers]
-        norm = math.sqrt(math.fsum(chain.done[step, p].squared_norm for p in chain.firsts))
-        faults = [each.not_finite for each in done if each.not_finite]
+        norm, faults = norm_of(chain, step)
         if is_new:
             self._decide(step, done, norm, faults)
             figures = _figures(chain, step, norm)
@@ -649,11 +649,12 @@ class ChainLeader:
 
     async def _evaluate(self, chain: Chain, step: int, *, is_last: bool) -> Mapping[str, float]:
         """The mean losses of the held-out samples, as figures; none where they are not to be had."""
-        found = []
+        found, sums = [], []
         try:
             for each in held_out_samples(self._manifest, self._run_at(step).eval.samples):
                 total, labels = await self._sum_losses(chain, step, each)
-                if not labels or not math.isfinite(total):
+                sums.append(total)
+                if not labels or not math.isfinite(sum_of(sums)):
                     return {}
                 found.append((each, total / labels, labels))
         except ChainBroken:
@@ -750,15 +751,14 @@ def _figures(chain: Chain, step: int, norm: float) -> dict[str, float]:
     total = math.fsum(each.seconds + each.waited for each in done)
     waited = math.fsum(each.waited for each in done)
     figures: dict[str, float] = {
-        "gradient_norm": round(norm, 6),
         "stages": len(chain.stages),
         "waited": round(waited / total, 4) if total else 0.0,
         "bubble": round(chain.bubble, 4),
     }
     if chain.widths:
         figures["members"] = len(chain.peers)
-    loss = loss_of(chain, step)
-    return figures | {"loss": round(loss, 6)} if math.isfinite(loss) else figures
+    told = {"gradient_norm": norm, "loss": loss_of(chain, step)}
+    return figures | {name: round(each, 6) for name, each in told.items() if math.isfinite(each)}
 
 
 def _bubble_of(stages: Sequence[Sequence[str]], lanes: Sequence[Sequence[int]]) -> float:
@@ -777,6 +777,18 @@ def _bubble_of(stages: Sequence[Sequence[str]], lanes: Sequence[Sequence[int]]) 
 
 
 def loss_of(chain: Chain, step: int) -> float:
-    """The loss of all members of the last stage together; NaN where it is not finite."""
+    """The loss of all members of the last stage together; infinite or NaN where it is no number."""
     losses = [chain.done[step, peer].loss for peer in chain.stages[-1] if chain.counts.get(peer, 0)]
-    return math.fsum(math.nan if loss is None else loss for loss in losses)
+    return sum_of(math.nan if loss is None else loss for loss in losses)
+
+
+def norm_of(chain: Chain, step: int) -> tuple[float, list[str]]:
+    """The norm of the gradients of all stages, and what of the step is not finite: where something is not, nothing is
+    applied."""
+    norm = math.sqrt(sum_of(chain.done[step, peer].squared_norm for peer in chain.firsts))
+    faults = [told.not_finite for p in chain.peers if (told := chain.done[step, p]).not_finite]
+    if not faults and not math.isfinite(norm):
+        faults.append("the norm of all gradients")
+    if not faults and not math.isfinite(loss_of(chain, step)):
+        faults.append("the loss")
+    return norm, faults

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from neurogrid.training.leading.chains.chain import Chain
+from neurogrid.training.leading.chains.sums import sum_of
 from neurogrid.training.runs.entries import Assignment
 from neurogrid.training.runs.state import Occupant
 from neurogrid.training.stages.holdings import Cut
@@ -85,7 +86,7 @@ class Replica:
             labels: over which.
             norm: of the gradients.
         """
-        if math.isfinite(loss):
+        if math.isfinite(loss * labels):
             self._losses.append(loss * labels)
             self._labels += labels
         self._norms.append(norm)
@@ -100,12 +101,13 @@ def figures_of(replicas: Sequence[Replica]) -> Mapping[str, float]:
         "members": sum(len(each.chain.peers) for each in replicas),
         "stages": max(len(each.chain.stages) for each in replicas),
     }
-    norms = [norm for each in replicas for norm in each._norms]
+    norms = [norm for each in replicas for norm in each._norms if math.isfinite(norm)]
     if norms:
         figures["gradient_norm"] = round(math.fsum(norms) / len(norms), 6)
     if total := math.fsum(each._seconds for each in replicas):
         figures["waited"] = round(math.fsum(each._waited for each in replicas) / total, 4)
     if labels := sum(each._labels for each in replicas):
-        losses = math.fsum(loss for each in replicas for loss in each._losses)
-        figures["loss"] = round(losses / labels, 6)
+        losses = sum_of(loss for each in replicas for loss in each._losses)
+        if math.isfinite(losses):
+            figures["loss"] = round(losses / labels, 6)
     return figures

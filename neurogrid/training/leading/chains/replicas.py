@@ -26,7 +26,7 @@ from neurogrid.p2p.streams.message_forms import sender_of
 from neurogrid.p2p.wire import TensorMessage
 from neurogrid.training.leading.chains.chain import Chain, ChainBroken
 from neurogrid.training.leading.chains.forming import Forming
-from neurogrid.training.leading.chains.leader import ChainLeader, loss_of
+from neurogrid.training.leading.chains.leader import ChainLeader, loss_of, norm_of
 from neurogrid.training.leading.chains.members import ChainWorker
 from neurogrid.training.leading.chains.replica import Replica, figures_of
 from neurogrid.training.leading.hiring import HEARTBEAT
@@ -312,8 +312,7 @@ class ReplicasLeader(ChainLeader):
         batch = await trio.to_thread.run_sync(self._reader.read, files)
         await self._compute(chain, step, batch, is_evaluation=False)
         done = [chain.done[step, peer] for peer in chain.peers]
-        norm = math.sqrt(math.fsum(each.squared_norm for each in done))
-        faults = [each.not_finite for each in done if each.not_finite]
+        norm, faults = norm_of(chain, step)
         self._note_faults(step, faults)
         await self._tell_apply(chain, step, 0.0 if faults else norm, not faults, False, {})
         replica.note(loss_of(chain, step), batch.num_labels, norm, done)
