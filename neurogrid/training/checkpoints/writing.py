@@ -62,7 +62,7 @@ class CheckpointDraft:
             CheckpointError: `latest` names the checkpoint of that step already, or nothing can be written.
         """
         draft = cls(folder, step)
-        with draft._writing():
+        with draft.writing():
             folder.mkdir(parents=True, exist_ok=True)
             _remove_unfinished(folder)
             # Another may be left of a leader that died before it was the latest, or of a run that was gone back in.
@@ -81,7 +81,7 @@ class CheckpointDraft:
         if not found:
             raise ConfigurationError(f"{directory}: has no tokenizer, as tokenizer.json would be")
         for name in found:
-            with self._writing():
+            with self.writing():
                 shutil.copyfile(directory / name, self.path / name)
 
     def add_training(
@@ -101,7 +101,7 @@ class CheckpointDraft:
         """
         folder = self.path / TRAINING
         text = json.dumps(state, indent=1, sort_keys=True, allow_nan=False)
-        with self._writing():
+        with self.writing():
             (folder / MEMBERS).mkdir(parents=True)
             (folder / STATE).write_text(text, encoding="utf-8")
             save_file({name: each.contiguous() for name, each in outer.items()}, folder / OUTER)
@@ -119,7 +119,7 @@ class CheckpointDraft:
         has_config = any((self.path / name).is_file() for name in CONFIGS)
         if not has_config or not any(self.path.glob("*.safetensors")):
             raise CheckpointError(f"{self._final}: no model was written to this checkpoint")
-        with self._writing():
+        with self.writing():
             before = latest_checkpoint(self._folder)
             if before is not None:
                 _link_unchanged(self.path, before)
@@ -137,7 +137,8 @@ class CheckpointDraft:
         shutil.rmtree(self.path, ignore_errors=True)
 
     @contextmanager
-    def _writing(self) -> Iterator[None]:
+    def writing(self) -> Iterator[None]:
+        """Let what cannot be written within the block be a `CheckpointError` that says so."""
         try:
             yield
         except (OSError, SafetensorError) as exc:
@@ -164,15 +165,24 @@ async def new_checkpoint(folder: Path, step: int) -> AsyncIterator[CheckpointDra
 
 
 def prune(folder: Path, keep: int) -> list[Path]:
-    """Remove all but the newest `keep` checkpoints, never the one that `latest` names; those that are gone."""
+    """Remove all but the newest `keep` checkpoints, never the one that `latest` names; those that are gone.
+
+    Raises:
+        CheckpointError: one of them cannot be removed.
+    """
     if keep < 1:
         raise ValueError(f"{keep} checkpoints are none to go on from")
     latest = latest_checkpoint(folder)
     gone = [each for each in checkpoints_of(folder)[:-keep] if each != latest]
-    for each in gone:
-        # In one step: what is half removed is no checkpoint any more.
-        each.rename(folder / f"{TEMPORARY}{each.name}-removed")
-    _remove_unfinished(folder)
+    try:
+        for each in gone:
+            # In one step: what is half removed is no checkpoint any more.
+            each.rename(folder / f"{TEMPORARY}{each.name}-removed")
+        _remove_unfinished(folder)
+    except OSError as exc:
+        raise CheckpointError(
+            f"{folder}: older checkpoints cannot be removed: {exc.strerror or exc}"
+        ) from exc
     return gone
 
 

@@ -361,9 +361,12 @@ class Keeper:
             await trio.to_thread.run_sync(
                 lambda: draft.add_training(state, outer=outer, members=members)
             )
-        await trio.to_thread.run_sync(prune, folder, self._run.checkpoints.keep)
         self._journal.append(CheckpointEntry(step=step, round=round_))
         logger.info("checkpoint of step %d", step)
+        try:
+            await trio.to_thread.run_sync(prune, folder, self._run.checkpoints.keep)
+        except CheckpointError as exc:
+            self._progress.warn(str(exc))
 
     async def _fetch_members(self, round_number: int, seats: Collection[int]) -> dict[int, Path]:
         """Files of the members' optimisers, of those that save them in time."""

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import torch
 import trio
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM
@@ -18,6 +19,7 @@ from neurogrid.errors import CheckpointError, ConfigurationError, NeuroGridError
 from neurogrid.model.files.config import build_config
 from neurogrid.model.files.foreign import quiet_transformers
 from neurogrid.training.checkpoints import (
+    CheckpointDraft,
     latest_checkpoint,
     new_checkpoint,
     prune,
@@ -123,17 +125,20 @@ class ChainKeeper:
         folder, tokenizer = self._directory.checkpoints, self._data / "tokenizer"
         try:
             async with new_checkpoint(folder, step) as draft:
-                await trio.to_thread.run_sync(self._write_model, draft.path, kept)
+                await trio.to_thread.run_sync(self._write_model, draft, kept)
                 if tokenizer.is_dir():
                     draft.add_tokenizer(tokenizer)
                 await trio.to_thread.run_sync(
                     lambda: draft.add_training(told, outer={}, members={})
                 )
-            await trio.to_thread.run_sync(prune, folder, self._run.checkpoints.keep)
         except NeuroGridError as exc:
             self._progress.warn(f"no checkpoint after step {step}: {exc}. The one before is whole")
             return
         self._journal.append(CheckpointEntry(step=step, round=round_number))
+        try:
+            await trio.to_thread.run_sync(prune, folder, self._run.checkpoints.keep)
+        except CheckpointError as exc:
+            self._progress.warn(str(exc))
 
     def _round_of(self, step: int) -> int:
         return step // self._steps_a_round
@@ -158,29 +163,48 @@ class ChainKeeper:
             )
         return path
 
-    def _write_model(self, directory: Path, kept: ChainState) -> None:
+    def _write_model(self, draft: CheckpointDraft, kept: ChainState) -> None:
         learned = _parameters(kept.files)
         if self._run.adapter.r:
-            write_adapter(directory, self._run.adapter, learned, str(self._model.resolve()))
+            with draft.writing():
+                write_adapter(draft.path, self._run.adapter, learned, str(self._model.resolve()))
             return
-        config = build_config(json.loads((self._model / _CONFIG).read_text(encoding="utf-8")))
-        with quiet_transformers():
-            model: Any = AutoModelForCausalLM.from_pretrained(
-                self._model, config=config, dtype=torch.float32
-            )
+        model = self._read_model()
         own = dict(model.named_parameters(remove_duplicate=False))
-        if unknown := sorted(learned.keys() - own.keys()):
-            raise CheckpointError(f"the stages have learned {unknown[0]}, which the model has not")
         with torch.no_grad():
             for name, value in learned.items():
+                if name not in own:
+                    raise CheckpointError(
+                        f"the stages have learned {name}, which the model has not"
+                    )
+                if own[name].shape != value.shape:
+                    raise CheckpointError(
+                        f"the stages have learned {name} of shape {list(value.shape)}; the model has it of "
+                        f"{list(own[name].shape)}"
+                    )
                 own[name].copy_(value)
-        with quiet_transformers():
-            model.save_pretrained(directory)
+        with draft.writing(), quiet_transformers():
+            model.save_pretrained(draft.path)
+
+    def _read_model(self) -> Any:
+        """The model that stages began with."""
+        try:
+            config = json.loads((self._model / _CONFIG).read_text(encoding="utf-8"))
+            with quiet_transformers():
+                return AutoModelForCausalLM.from_pretrained(
+                    self._model, config=build_config(config), dtype=torch.float32
+                )
+        except (OSError, ValueError, SafetensorError) as exc:
+            raise CheckpointError(f"{self._model}: cannot be read: {exc}") from exc
 
 
 def _parameters(files: Mapping[str, Path]) -> dict[str, Tensor]:
     """What learns, by name, without what optimisers keep of it."""
     found: dict[str, Tensor] = {}
     for path in files.values():
-        found |= {name: each for name, each in load_file(path).items() if "/" not in name}
+        try:
+            tensors = load_file(path)
+        except (OSError, SafetensorError) as exc:
+            raise CheckpointError(f"{path}: cannot be read: {exc}") from exc
+        found |= {name: each for name, each in tensors.items() if "/" not in name}
     return found
