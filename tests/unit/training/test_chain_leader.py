@@ -174,3 +174,39 @@ async def test_a_step_whose_sums_are_no_numbers_is_not_made(
         assert applied == [True, True, False, True]
         assert [line["round"] for line in chain.keeper.lines] == [1, 2, 3, 4]
         json.dumps(chain.keeper.lines, allow_nan=False)
+
+
+MOST_ONE = "[members]\nmax = 1\nmemory = 1000"
+
+
+async def test_a_worker_that_does_not_do_keeps_no_place_of_another(tmp_path: Path) -> None:
+    """Whoever came first is asked first; the next one is where that one lends too little."""
+
+    def begin(member: Member) -> None:
+        member.is_lent = member.name != "member 1"
+
+    async with open_chain(tmp_path, stages=1, more=MOST_ONE, begin=begin) as chain:
+        await chain.leader.run()
+        assert [member.num_started for member in chain.members] == [0, 1]
+        (warning,) = chain.progress.warned
+        assert warning.startswith("member 1 takes no part yet: ")
+
+
+async def test_no_more_members_are_taken_than_there_may_be(tmp_path: Path) -> None:
+    more = "[members]\nmax = 3"
+    async with open_chain(tmp_path, members=5, steps=12, more=more) as chain:
+        await chain.leader.run()
+        assert sum(member.num_started for member in chain.members) == 3
+        # Two are stages, and one stands by.
+        assert sum(bool(member.orders) for member in chain.members) == 2
+
+
+async def test_the_place_of_a_member_that_is_given_up_is_anothers(tmp_path: Path) -> None:
+    def begin(member: Member) -> None:
+        if member.name == "member 1":
+            member.fault = lambda apply: "a stage cannot be reached"  # type: ignore[method-assign]
+
+    async with open_chain(tmp_path, stages=1, more=MOST_ONE, begin=begin) as chain:
+        await chain.leader.run()
+        assert [member.num_started for member in chain.members] == [1, 1]
+        assert chain.state.step == 8

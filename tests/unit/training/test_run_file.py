@@ -350,6 +350,10 @@ def test_every_key_is_checked_and_told_by_its_line(title: str, key: str) -> None
         ),
         (f"{LEAST}[members]\nmax = 2\nmin = 3", "run.toml:12: [members] min is at most max, 2"),
         (
+            f"{LEAST}[layout]\nstages = 3\n[members]\nmax = 2",
+            "run.toml:11: [layout] stages is at most [members] max, 2",
+        ),
+        (
             LEAST.replace('"data/"', '"data/"\nsequence_length = 8192'),
             "run.toml:7: [inner] batch_tokens is at least [data] sequence_length, 8192",
         ),

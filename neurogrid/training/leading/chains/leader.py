@@ -161,6 +161,7 @@ class ChainLeader:
             facts,
             progress,
             total_steps=total_steps,
+            most=facts.run_file.members.max,
             on_no_memory=self._take_smaller,
         )
         self._orders = StageOrders(self._members, facts, weights)

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -85,6 +85,7 @@ class ChainMembers:
         facts: what members are told.
         progress: is told what people may want to see.
         total_steps: of the schedule.
+        most: workers that are started at most, those that stand by among them; None for all that come.
         on_no_memory: is called with a worker whose memory was full in a step; whether less is asked of it from here
             on, so that this was no failure.
 
@@ -101,11 +102,12 @@ class ChainMembers:
         progress: LeaderProgress,
         *,
         total_steps: int,
+        most: int | None,
         on_no_memory: Callable[[ChainWorker], bool],
     ) -> None:
         self._on_no_memory = on_no_memory
         self._host, self._facts, self._progress = host, facts, progress
-        self._total_steps = total_steps
+        self._total_steps, self._most = total_steps, most
         self.grace = facts.run_file.outer.grace
         self._hiring = Hiring(exchange, facts.run_id)
         self._workers: dict[str, ChainWorker] = {}
@@ -335,11 +337,12 @@ class ChainMembers:
     # Asking
 
     async def _enlist_all(self) -> None:
-        """Ask workers that are here and have nothing to do."""
+        """Ask workers that are here and have nothing to do, as many as there is room for."""
         run = self._facts.run_file.members
         memory = max(run.memory, self._facts.member_memory)
         need = Need(memory, run.storage, run.cores, run.gpu, run.price)
         while True:
+            changed = self.changed.next
             free = [
                 peer_id
                 for peer_id, worker in self._workers.items()
@@ -347,15 +350,37 @@ class ChainMembers:
                 and worker.num_failures < _MAX_FAILURES
                 and self._host.is_connected(peer_id)
             ]
-            async with trio.open_nursery() as nursery:
-                for peer_id in free[: run.max]:
-                    nursery.start_soon(self._enlist, peer_id, need)
-            changed = self.changed.next
+            await self._fill(free, min(self._room, run.max), need)
             with trio.move_on_after(_RETRY if free else math.inf):
                 await changed.wait()
             await trio.sleep(0.05)
 
-    async def _enlist(self, peer_id: str, need: Need) -> None:
+    @property
+    def _room(self) -> int:
+        """Workers more that may be started."""
+        if self._most is None:
+            return len(self._workers)
+        taken = sum(
+            worker.is_started and worker.num_failures < _MAX_FAILURES
+            for worker in self._workers.values()
+        )
+        return self._most - taken
+
+    async def _fill(self, free: Sequence[str], room: int, need: Need) -> None:
+        """Have so many workers started, or fewer where others do not do: for each of whom the next one is asked."""
+        waiting = iter(free)
+
+        async def fill_one() -> None:
+            for peer_id in waiting:
+                if await self._enlist(peer_id, need):
+                    return
+
+        async with trio.open_nursery() as nursery:
+            for _ in range(min(room, len(free))):
+                nursery.start_soon(fill_one)
+
+    async def _enlist(self, peer_id: str, need: Need) -> bool:
+        """Ask a worker, and start it; whether it was started."""
         worker = self._workers[peer_id]
         try:
             offer, asked_at = await self._hiring.ask(peer_id, need)
@@ -381,14 +406,15 @@ class ChainMembers:
             if worker.refusal != str(exc):
                 worker.refusal = str(exc)
                 self._progress.warn(f"{self.called(peer_id)} takes no part yet: {exc}")
-            return
+            return False
         except NeuroGridError as exc:
             logger.info("%s does not begin: %s", peer_id, exc)
-            return
+            return False
         if worker.has_failed:  # it was quicker than this
-            return
+            return False
         worker.name, worker.memory = offer.name or worker.name, offer.memory
         worker.versions, worker.refusal = dict(offer.versions), ""
         worker.heard_at, worker.is_started = trio.current_time(), True
         worker.stage = None
         self.changed.set()
+        return True

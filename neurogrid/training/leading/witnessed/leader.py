@@ -170,6 +170,7 @@ class WitnessedLeader:
             facts,
             progress,
             total_steps=total_steps,
+            most=None,  # those beyond [members] max wait until there is a place in an epoch
             on_no_memory=lambda worker: False,
         )
         self._reports: dict[str, EpochReport] = {}

@@ -195,6 +195,12 @@ class RunFile(Section):
                 f'alone says nothing of how many steps schedule "{self.inner.schedule}" has: give another end, too, or '
                 'schedule "constant"',
             )
+        if self.layout.replicas == 1 and self.layout.stages > self.members.max:
+            raise LayoutSection.fault(
+                "stages",
+                f"is at most [members] max, {self.members.max}",
+                MembersSection.place_of("max"),
+            )
         if self.outer.quorum > self.members.max:
             raise OuterSection.fault(
                 "quorum",
