@@ -157,23 +157,32 @@ class Dealer:
         return tuple(self._ranges(span for _, span in held))
 
     def deal(
-        self, member: str, num_samples: int, *, holds: Collection[int] = ()
+        self,
+        member: str,
+        num_samples: int,
+        *,
+        holds: Collection[int] = (),
+        max_ranges: int | None = None,
     ) -> tuple[SampleRange, ...]:
         """Assign samples to a member, in the order in which it is to use them.
 
         Args:
-            num_samples: how many; fewer are dealt only at the end of the last epoch.
+            num_samples: how many; fewer are dealt only at the end of the last epoch, and where they would be of more
+                ranges than may be.
             holds: numbers of slices that the member has on its disk.
+            max_ranges: how many ranges at most; None for as many as it takes.
         """
         if not member or num_samples < 0:
             raise ValueError(f"{num_samples} samples for member {member!r}")
         dealt: list[Span] = []
         for epoch in self._with_samples() if num_samples else ():
-            for span in epoch.deal(member, num_samples, holds):
+            # Each span is of one slice: there are no more ranges than spans.
+            left = None if max_ranges is None else max_ranges - len(dealt)
+            for span in epoch.deal(member, num_samples, holds, left):
                 self._assigned.setdefault(member, _Held()).add(epoch.number, span)
                 dealt.append(span)
                 num_samples -= span[1] - span[0]
-            if not num_samples:
+            if not num_samples or len(dealt) == max_ranges:
                 break
         return tuple(self._ranges(dealt))
 

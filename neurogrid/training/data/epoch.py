@@ -55,13 +55,28 @@ class Epoch:
         for slice_ in self.begun_by(member):
             self._begun[slice_] = _NOBODY
 
-    def deal(self, member: str, num_samples: int, holds: Collection[int]) -> list[Span]:
-        """Take out at most `num_samples` for a member, fewer where there are not as many."""
+    def deal(
+        self,
+        member: str,
+        num_samples: int,
+        holds: Collection[int],
+        max_spans: int | None = None,
+    ) -> list[Span]:
+        """Take out at most `num_samples` for a member, fewer where there are not as many.
+
+        Args:
+            max_spans: how many spans, none of them of two slices; None for as many as it takes.
+        """
         dealt: list[Span] = []
         while num_samples > 0 and self.num_available:
+            left = None if max_spans is None else max_spans - len(dealt)
+            if left == 0:
+                break
             if len(self.returned):
-                spans = self.returned.take(*self._choose_returned(holds), num_samples)
+                where = self._choose_returned(holds)
+                spans = self.returned.take(*where, num_samples, max_spans=left)
             else:
+                # Of a slice the rest is what is behind the samples that were dealt: one span.
                 spans = self._begin(self._choose(member, holds), member, num_samples)
             dealt += spans
             num_samples -= sum(stop - start for start, stop in spans)
@@ -71,14 +86,16 @@ class Epoch:
         return self._starts[slice_], self._starts[slice_ + 1]
 
     def _choose_returned(self, holds: Collection[int]) -> Span:
-        """A slice of which something was returned, one that the member holds if there is one."""
+        """A slice of which something was returned, one that the member holds if there is one; of others the first span
+        that was returned, as far as it is of one slice."""
         for start, stop in self.returned if holds else ():
             slice_ = bisect_right(self._starts, start) - 1
             while self._starts[slice_] < stop:
                 if slice_ in holds:
                     return self._span(slice_)
                 slice_ += 1
-        return next(iter(self.returned))
+        start, stop = next(iter(self.returned))
+        return start, min(stop, self._starts[bisect_right(self._starts, start)])
 
     def _choose(self, member: str, holds: Collection[int]) -> int:
         """The slice that a member takes samples of next."""

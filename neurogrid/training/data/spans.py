@@ -59,12 +59,17 @@ class Spans:
         self._stops[left:right] = [to_stop]
         self._num += stop - start
 
-    def take(self, start: int, stop: int, limit: int | None = None) -> list[Span]:
-        """Take out what is here of a span, from its front on, and at most `limit` numbers; what was taken."""
+    def take(
+        self, start: int, stop: int, limit: int | None = None, *, max_spans: int | None = None
+    ) -> list[Span]:
+        """Take out what is here of a span, from its front on: at most `limit` numbers, and `max_spans` spans of them;
+        what was taken."""
         taken: list[Span] = []
         left = stop - start if limit is None else min(limit, stop - start)
         index = bisect_right(self._stops, start)
         while left > 0 and index < len(self._starts) and self._starts[index] < stop:
+            if len(taken) == max_spans:
+                break
             here_start, here_stop = self._starts[index], self._stops[index]
             cut_start = max(start, here_start)
             cut_stop = min(stop, here_stop, cut_start + left)

@@ -31,6 +31,7 @@ from neurogrid.training.runs.entries import (
 )
 from neurogrid.training.runs.projection import share_batches
 from neurogrid.training.runs.state import Occupant, Phase, RunState, Seat, spans_of
+from neurogrid.training.wire.runs import MAX_RANGES
 
 __all__ = ["Outcome", "Rules", "RunMachine"]
 
@@ -139,9 +140,20 @@ class RunMachine:
         return entries
 
     @property
+    def wants_members(self) -> bool:
+        """Whether members are to be found: while work is dealt, and then for seats whose works wait for somebody."""
+        phase = self.state.phase
+        if phase is Phase.FINISHING:
+            return bool(self.state.vacant())
+        return phase is not Phase.ENDED
+
+    @property
     def num_free(self) -> int:
         """Peers without a seat that can get one."""
-        return self.rules.max_members - len(self.state.occupied()) - len(self._reserved)
+        most = self.rules.max_members - len(self.state.occupied())
+        if self.state.phase is Phase.FINISHING:
+            most = min(most, len(self.state.vacant()))
+        return most - len(self._reserved)
 
     # What happens
 
@@ -223,8 +235,11 @@ class RunMachine:
     def decided(self, outcome: Outcome) -> list[str]:
         """The group has decided.
 
+        A round in which no work is does not count, and the state stays that after the round before: there is no going
+        on from it, as members have it in their weights.
+
         Returns:
-            What is wrong with contributions, by peer: such a member is to be dismissed.
+            Peers whose contributions are not of works that they had: such a member is to be dismissed.
         """
         if outcome.index <= self.state.index:
             return []
@@ -241,7 +256,11 @@ class RunMachine:
                 num_works = _num_works(seat.works, weight)
                 if sum(work.share for work in seat.works[:num_works]) != weight:
                     wrong.append(peer)
-                contributions.append((seat.number, num_works))
+                if num_works:
+                    contributions.append((seat.number, num_works))
+            if not contributions:
+                self.state.index = outcome.index
+                return wrong
             ranges = tuple(
                 each
                 for number, num_works in contributions
@@ -385,6 +404,7 @@ class RunMachine:
                 position=position,
                 stride=self._steps_of(rules.steps * rules.batch_samples * len(members))
                 / math.ceil(share / rules.batch_samples),
+                max_ranges=MAX_RANGES,  # what an order can say
             )
             if work.num_samples == 0:  # the last epoch is dealt
                 break

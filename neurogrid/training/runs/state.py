@@ -13,7 +13,7 @@ from enum import StrEnum
 from typing import Any, Final, NamedTuple
 
 from neurogrid.errors import ConfigurationError
-from neurogrid.training.data.dealing import Dealer
+from neurogrid.training.data.dealing import Dealer, SampleRange
 from neurogrid.training.runs.changes import Changes
 from neurogrid.training.runs.entries import (
     Assignment,
@@ -241,15 +241,19 @@ class RunState:
         position: float = 0.0,
         stride: float = 0.0,
         weight: int | None = None,
+        max_ranges: int | None = None,
     ) -> Assignment:
         """Deal a work to a seat, of so many samples or as many as there are; an entry says so afterwards.
 
         Args:
             weight: of the contribution; None for one a sample.
+            max_ranges: that the samples may be of; None for any number, as for what was dealt before.
         """
         held = self.seats[seat]
         holds = self.holds.get(seat, frozenset())
-        ranges = self.dealer.deal(str(seat), num_samples, holds=holds) if num_samples else ()
+        ranges: tuple[SampleRange, ...] = ()
+        if num_samples:
+            ranges = self.dealer.deal(str(seat), num_samples, holds=holds, max_ranges=max_ranges)
         dealt = sum(each.num_samples for each in ranges)
         work = Assignment(
             held.num_works + 1, position, stride, dealt if weight is None else weight, ranges

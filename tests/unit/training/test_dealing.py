@@ -218,6 +218,25 @@ def test_what_a_lost_member_had_is_dealt_first() -> None:
     assert dealer.deal("c", 2) == (SampleRange(had[0].slice, 5, 7),)
 
 
+@given(st.data())
+def test_what_is_dealt_in_few_ranges_is_what_is_dealt_first(data: st.DataObject) -> None:
+    """Dealt again by its number of samples it is the same, and so is all that comes after it."""
+    numbers = data.draw(st.lists(st.integers(1, 4), min_size=1, max_size=12))
+    one, other = sizes(*numbers, num_epochs=2), sizes(*numbers, num_epochs=2)
+    for _ in range(20):
+        member = data.draw(st.sampled_from("abc"))
+        if data.draw(st.booleans()):
+            assert one.lost(member) == other.lost(member)
+            continue
+        wanted, most = data.draw(st.integers(1, 20)), data.draw(st.integers(1, 6))
+        holds = data.draw(st.lists(st.integers(0, 12), max_size=4))
+        dealt = one.deal(member, wanted, holds=holds, max_ranges=most)
+        num_samples = sum(each.num_samples for each in dealt)
+        assert len(dealt) <= most
+        assert num_samples or not one.counts()[SampleState.AVAILABLE]
+        assert other.deal(member, num_samples, holds=holds) == dealt
+
+
 def test_what_was_contributed_is_nobodys_until_the_round_is_decided() -> None:
     dealer = sizes(4)
     had = dealer.deal("a", 4)

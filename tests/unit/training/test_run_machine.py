@@ -18,7 +18,9 @@ from neurogrid.training.runs.entries import (
     RoundEntry,
     RunEntry,
 )
-from neurogrid.training.runs.state import Phase, RunState, spans_of
+from neurogrid.training.runs.machine import RunMachine
+from neurogrid.training.runs.state import Occupant, Phase, RunState, spans_of
+from neurogrid.training.wire.runs import MAX_RANGES, Work
 from tests.unit.training.simulated_run import RUN, SIZES, Cluster, drive, rules
 
 
@@ -191,6 +193,76 @@ def test_a_contribution_of_another_weight_is_found() -> None:
     cluster.index = cluster.round = 1
     assert cluster.decide({peer: 7.0}) == [peer]
     assert sum(used(cluster.journal).values()) == 6
+
+
+def test_a_contribution_of_less_than_a_work_is_of_none() -> None:
+    """What else is in the round counts, and the journal is sound."""
+    cluster = Cluster(rules(min_members=2, max_samples=None, projected=False))
+    wrong, other = cluster.join(), cluster.join()
+    cluster.index = cluster.round = 1
+    assert cluster.decide({wrong: 0.5, other: 6.0}) == [wrong]
+    assert sum(used(cluster.journal).values()) == 6
+    assert len(cluster.machine.works(0)) == 2
+    assert audit([RUN, *cluster.journal]).problems == ()
+
+
+def test_a_round_of_no_works_is_no_round_of_the_run() -> None:
+    cluster = Cluster(rules(min_members=2, max_samples=None, projected=False))
+    wrong, _ = cluster.join(), cluster.join()
+    cluster.average()
+    cluster.index = cluster.round = 2
+    assert cluster.decide({wrong: 0.5, "nobody": 6.0}) == [wrong, "nobody"]
+    assert (cluster.state.index, cluster.state.round) == (2, 1)
+    assert audit([RUN, *cluster.journal]).problems == ()
+    cluster.machine.resume(1)
+    cluster.note()
+    assert audit([RUN, *cluster.journal]).problems == ()
+
+
+def test_a_work_has_no_more_ranges_than_an_order_can_say() -> None:
+    """Of slices of one sample, what a member trains on in a round would be 6,000; what came back, too."""
+    sizes = (1,) * 20_000
+    run = RunEntry(bytes(16), "leader", bytes(32), bytes(32), sizes, 1)
+    some = rules(steps=500, batch_samples=12, max_samples=None, projected=False)
+    machine = RunMachine(some, RunState(sizes, seed=1))
+    for number, peer in enumerate("ab"):
+        machine.joined(machine.reserve(peer), Occupant(peer, 1 + number), "")
+    journal = machine.drain()
+    machine.left(0, "lost")
+    journal += machine.drain()
+    works = [*machine.works(1)]
+    for entry in journal:
+        if isinstance(entry, DealtEntry):
+            works += [work for _, work in entry.works]
+    assert max(len(work.ranges) for work in works) == MAX_RANGES
+    for work in works:
+        told = Work(work.number, work.position, work.stride, 12, work.weight, work.ranges)
+        assert Work.decode(told.encode()) == told
+    assert audit([run, *journal]).problems == ()
+
+
+def test_members_are_found_for_works_that_wait_for_somebody() -> None:
+    """A run whose hours are over while it waits for its members goes on with them; others it does not need."""
+    cluster = Cluster(rules(min_members=2, max_samples=None, projected=False))
+    assert cluster.machine.wants_members
+    cluster.join("a")
+    cluster.join("b")
+    cluster.average()
+    cluster.restarted()
+    cluster.machine.resume(1)
+    cluster.machine.stop("hours are over")
+    assert cluster.state.phase is Phase.FINISHING
+    assert (cluster.machine.wants_members, cluster.machine.num_free) == (True, 2)
+    cluster.join("a")
+    assert cluster.machine.works(0) == ()
+    assert (cluster.machine.wants_members, cluster.machine.num_free) == (True, 1)
+    cluster.join("b")
+    assert (cluster.machine.wants_members, cluster.machine.num_free) == (False, 0)
+    cluster.index, cluster.round = 0, 1
+    cluster.average()
+    cluster.average()
+    assert cluster.state.phase is Phase.ENDED
+    assert (cluster.machine.wants_members, audit([RUN, *cluster.journal]).problems) == (False, ())
 
 
 def test_what_is_resumed_deals_what_was_dealt() -> None:
