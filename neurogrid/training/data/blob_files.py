@@ -76,8 +76,11 @@ async def fetch_file(
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     store = DirectoryStore(path.parent)
-    with trio.fail_after(timeout):
-        fetched = await transfers.fetch_blob(list(peers), blob_id, store=store)
+    try:
+        with trio.fail_after(timeout):
+            fetched = await transfers.fetch_blob(list(peers), blob_id, store=store)
+    except trio.TooSlowError as exc:
+        raise ResponseTimeout(f"{path.name} was not here within {timeout:g} s") from exc
     blob = fetched.blob
     if blob.path is None:
         await trio.to_thread.run_sync(path.write_bytes, blob.data)
@@ -100,9 +103,7 @@ async def fetch_file_patiently(
         try:
             return await fetch_file(transfers, blob_id, peers, path, timeout=max(left, 1.0))
         except (TransportError, PeerRefusedError) as exc:
-            if left <= _PAUSE:
+            if until - trio.current_time() <= _PAUSE:
                 raise
             logger.debug("%s is asked for again: %s", path.name, exc)
             await trio.sleep(_PAUSE)
-        except trio.TooSlowError as exc:
-            raise ResponseTimeout(f"{path.name} did not come within {timeout:g} s") from exc

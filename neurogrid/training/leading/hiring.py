@@ -16,7 +16,7 @@ import trio
 
 from neurogrid.errors import NeuroGridError, PeerRefusedError, TransportError
 from neurogrid.p2p.exchange.exchange import Exchange, new_request_id
-from neurogrid.p2p.wire import MessageCode, TensorMessage
+from neurogrid.p2p.wire import ErrorCode, MessageCode, TensorMessage
 from neurogrid.training.runs.resources import Bid, LeaseBook, Need, Resources, lacking
 from neurogrid.training.wire.runs import (
     Ask,
@@ -37,6 +37,8 @@ HEARTBEAT: Final = 1.0
 """Seconds between two of the things that a leader says or looks at again and again."""
 
 _ASK_TIMEOUT: Final = 10.0
+# Refusals of a Start that are about the run, and not about the moment.
+_CANNOT_BEGIN: Final = frozenset({ErrorCode.CONFIG_INVALID, ErrorCode.MODEL_UNSUPPORTED})
 
 
 class LackingError(NeuroGridError):
@@ -84,9 +86,17 @@ class Hiring:
         """Start a worker that has made an offer, with the lease of it.
 
         Raises:
+            LackingError: it cannot: it knows no such run, or not such a model.
             NeuroGridError: it does not begin.
         """
-        answer = await self._request(peer_id, RunMessage.START, start.encode(), RunMessage.STARTED)
+        try:
+            answer = await self._request(
+                peer_id, RunMessage.START, start.encode(), RunMessage.STARTED
+            )
+        except PeerRefusedError as exc:
+            if exc.code in _CANNOT_BEGIN:
+                raise LackingError(exc.text) from exc
+            raise
         started = Started.decode(answer.data)
         self.book.granted(peer_id, start.lease, started.until, asked_at=asked_at)
 

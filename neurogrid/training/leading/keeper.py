@@ -33,6 +33,7 @@ from neurogrid.training.leading.data import LeaderSlices
 from neurogrid.training.leading.round_figures import RoundFigures
 from neurogrid.training.leading.settings import LeaderProgress
 from neurogrid.training.runs.entries import CheckpointEntry, Entry
+from neurogrid.training.runs.estimate import saved_bytes
 from neurogrid.training.runs.journal import Journal
 from neurogrid.training.runs.outer_state import RunWeights
 from neurogrid.training.runs.round_trace import after_round
@@ -45,13 +46,15 @@ __all__ = ["Keeper"]
 
 logger = logging.getLogger(__name__)
 
-FetchState = Callable[[int, int, Path], Awaitable[bool]]
-"""Puts the optimiser that a seat has saved after a round into a file; False where the member is lost, or gives none."""
+FetchState = Callable[[int, int, Path, float], Awaitable[str]]
+"""Puts the optimiser that a seat has saved after a round into a file, within so many seconds; why it did not, empty
+where it did."""
 
 # Rounds that may wait to be kept.
 _MAX_WAITING: Final = 2
-# Seconds for which a member's optimiser is waited for.
+# Seconds for which members' optimisers are waited for, besides those in which all of them come at this pace.
 _STATE_TIMEOUT: Final = 30.0
+_STATES_PER_SECOND: Final = 8 * 1024 * 1024
 # Images whose statistics batch normalisation is given.
 _STATISTICS_SAMPLES: Final = 256
 # Seconds for a slice that is held out, where it is not here.
@@ -162,7 +165,7 @@ class Keeper:
         checks: Mapping[str, float] | None = None,
         step_norm: float | None = None,
     ) -> None:
-        """A round is in the common weights.
+        """A round is in the common weights; once more of the last one, where that was known to be it later.
 
         Args:
             members: seats that are to save their optimisers after it.
@@ -173,7 +176,7 @@ class Keeper:
         """
         round_ = outer.round
         run = self._run_at(round_)
-        is_last = state.phase is Phase.ENDED and round_ == state.round
+        is_last = state.phase is Phase.ENDED and 0 < round_ == state.round
         is_checkpoint = is_last or (
             state.phase is Phase.TRAINING and round_ % run.checkpoints.every == 0
         )
@@ -325,9 +328,14 @@ class Keeper:
             await self._revive_trainer()
             self._trainer.weights.copy_(weights)
             return
-        job.figures |= eval_figures(
+        figures = eval_figures(
             [(each, e.loss, e.labels) for each, e in zip(held_out, found, strict=True)]
         )
+        if odd := {name: each for name, each in figures.items() if not math.isfinite(each)}:
+            told = ", ".join(f"{name} is {each}" for name, each in odd.items())
+            self._progress.warn(f"the weights after round {job.figures['round']} are bad: {told}")
+        # What is no number is in no file of JSON.
+        job.figures |= {name: each for name, each in figures.items() if name not in odd}
         if found[0].accuracy is not None:  # of images, which are no mixture
             job.figures["eval_accuracy"] = round(found[0].accuracy, 6)
 
@@ -374,20 +382,26 @@ class Keeper:
         is_common = self._run.outer.method == "data_parallel"  # and in the outer state
         if is_common or not self._run.checkpoints.optimizers:
             return found
+        num_bytes = len(seats) * saved_bytes(self._run, self._trainer.layout.num_elements)
+        seconds = _STATE_TIMEOUT + num_bytes / _STATES_PER_SECOND
+        reasons = dict.fromkeys(sorted(seats), f"it was not here within {seconds:.0f} s")
 
         async def fetch(seat: int) -> None:
             path = self._directory.path / ".members" / f"{seat}.safetensors"
-            if await self._fetch_state(round_number, seat, path):
-                found[seat] = path
+            if reason := await self._fetch_state(round_number, seat, path, seconds):
+                reasons[seat] = reason
+                return
+            found[seat] = path
+            del reasons[seat]
 
-        with trio.move_on_after(_STATE_TIMEOUT):
+        with trio.move_on_after(seconds):
             async with trio.open_nursery() as nursery:
                 for seat in seats:
                     nursery.start_soon(fetch, seat)
-        for seat in seats - found.keys():
+        for seat, reason in reasons.items():
             self._progress.warn(
-                f"the optimiser of member {seat} is not in the checkpoint of round {round_number}: it begins anew "
-                "where the run is resumed there"
+                f"the optimiser of member {seat} is not in the checkpoint of round {round_number}, where it begins "
+                f"anew if the run is resumed there: {reason}"
             )
         return found
 

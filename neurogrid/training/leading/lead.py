@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Final
 
 import trio
 
@@ -23,7 +21,7 @@ from neurogrid.p2p.libp2p.libp2p_host import Libp2pHost, open_host
 from neurogrid.p2p.transfer import Transfers
 from neurogrid.p2p.wire import TensorMessage
 from neurogrid.training.checkpoints import RunCheckpoint
-from neurogrid.training.data.blob_files import OfferedFiles, fetch_file
+from neurogrid.training.data.blob_files import PIECE_LIMITS, OfferedFiles, fetch_file
 from neurogrid.training.data.blobs import Providers, SliceStore
 from neurogrid.training.leading.board import RunBoard
 from neurogrid.training.leading.chains.lead import lead_chain
@@ -62,10 +60,6 @@ from neurogrid.training.trainer import Trainer, open_trainer
 from neurogrid.training.wire.runs import run_table
 
 __all__ = ["Opened", "lead"]
-
-logger = logging.getLogger(__name__)
-
-_FETCH_TIMEOUT: Final = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,7 +193,7 @@ async def _lead(
             machine_named = machine_name(settings.name)
             exchange = Exchange(host, run_table(), role="coordinator", name=machine_named)
             providers = Providers()
-            transfers = Transfers(exchange, providers)
+            transfers = Transfers(exchange, providers, limits=PIECE_LIMITS)
         else:
             host, exchange = opened.host, opened.exchange
             providers, transfers = opened.providers, opened.transfers
@@ -221,17 +215,16 @@ async def _lead(
         for seat, file in (checkpoint.members if checkpoint is not None else {}).items():
             saved[seat] = await offered.offer(file)
 
-        async def fetch_state(round_number: int, seat: int, path: Path) -> bool:
+        async def fetch_state(round_number: int, seat: int, path: Path, timeout: float) -> str:
             told = await leader.wait_saved(round_number, seat)
             if told is None:
-                return False
+                return "the member is lost, or has saved none after this round"
             peer_id, blob_id = told
             try:
-                await fetch_file(transfers, blob_id, [peer_id], path, timeout=_FETCH_TIMEOUT)
-            except (NeuroGridError, trio.TooSlowError) as exc:
-                logger.warning("the optimiser of seat %d cannot be fetched: %s", seat, exc)
-                return False
-            return True
+                await fetch_file(transfers, blob_id, [peer_id], path, timeout=timeout)
+            except NeuroGridError as exc:
+                return str(exc)
+            return ""
 
         lines = directory.figures()
         figures.written(int(lines[-1].get("round", 0)) if lines else 0)

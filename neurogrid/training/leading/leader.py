@@ -106,6 +106,7 @@ _RETURN: Final = 30.0
 _LEFT_OVER_TIMEOUT: Final = 600.0
 # Seconds between looks at how long the run may take.
 _HOURS_LOOK: Final = 10.0
+_OTHER_GROUP: Final = "the run goes on with another group"
 # Times that a member may fail before it is not asked again.
 _MAX_FAILURES: Final = 3
 
@@ -121,6 +122,7 @@ class _Peer:
     Attributes:
         seat: that is reserved for it, or that it has.
         is_started: whether it was told to begin.
+        has_parted: it was told to leave the group of before.
         num_failures: so often it could not.
         refusal: why it takes no part, for people; empty where nothing is known.
         dismissed: its incarnation that was told last that it is banned.
@@ -130,6 +132,7 @@ class _Peer:
     seat: int | None = None
     name: str = ""
     is_started: bool = False
+    has_parted: bool = False
     report: Report | None = None
     num_orders: int = 0
     num_failures: int = 0
@@ -187,7 +190,10 @@ class Leader:
         self._copying, self._progress, self._wait = copying, progress, wait
         copying.tell_all(self._started_peers)
         self._resume_at, self._saved = resume_at, dict(saved or {})
+        # Whether there may be a group of before, which members are to leave.
         self._is_anew = is_anew
+        # Peers that were started: they have nothing of a group of before.
+        self._begun: set[str] = set()
         # Seconds that vacant seats are kept: with the group their optimisers are lost, if they are in no checkpoint.
         self._return = wait
         if is_anew:
@@ -206,8 +212,8 @@ class Leader:
         self._digest, self._digest_round = b"", 0
         self._timeline = Timeline({"neurogrid.run": facts.run_file.name})
         self._digests = WeightDigests()
-        # The last round that the keeper was told of.
-        self._kept: int | None = None
+        # The last round that the keeper was told of, and whether it was told that it is the run's last.
+        self._kept: tuple[int, bool] | None = None
         authorise(exchange, LEADER_TAKES)
         exchange.on_message(RunMessage.REPORT, self._on_report)
         exchange.on_peer_opened(self._on_opened)
@@ -283,6 +289,7 @@ class Leader:
                 join: Sequence[str] = ()
                 if state.occupied() and not self._is_anew:
                     join = await self._find_group(state.occupied())
+                self._is_anew = not join
                 if state.num_seats and not join:
                     if self._resume_at is None:
                         raise GroupLostError("no member is found that goes on")
@@ -491,6 +498,11 @@ class Leader:
             num_members = len(seats) - len(lost)
             self._keeper.figures.decided(self._machine.state, num_members=num_members)
         self._write()
+        state = self._machine.state
+        if decision.round > state.round and state.phase is not Phase.ENDED:
+            raise GroupLostError(
+                f"round {decision.round} is of no work that was dealt, and members have it in their weights"
+            )
 
     async def _watch_group(self, group: Group) -> None:
         """Give the group up when so many of it are lost at once that it decides nothing any more."""
@@ -545,9 +557,11 @@ class Leader:
             raise GroupLostError(
                 f"round {last} was the run's last, and the members have the weights of a later one only"
             )
-        if self._kept == self._state.round:
+        # What was the last round may be known later than what it is: members with works have left since.
+        kept = self._state.round, self._is_over
+        if self._kept == kept:
             return
-        self._kept = self._state.round
+        self._kept = kept
         seats = [seat.number for seat in self._machine.state.occupied()]
         self._keeper.applied(
             self._state,
@@ -633,7 +647,7 @@ class Leader:
                 and not self._is_banned(peer_id)
                 and self._host.is_connected(peer_id)
             ]
-            if free and self._machine.state.phase in (Phase.WAITING, Phase.TRAINING):
+            if free and self._machine.wants_members:
                 await self._enlist(free, need)
             pause = (
                 _RETRY if any(not peer.is_started for peer in self._peers.values()) else math.inf
@@ -670,8 +684,19 @@ class Leader:
         if (offered := await self._ask(peer_id, need)) is not None:
             await self._start(peer_id, *offered)
 
+    def _may_be_of_before(self, peer_id: str) -> bool:
+        """Whether what a peer has of this run may be in a group of before: this leader has begun nothing with it."""
+        if not self._is_anew or peer_id in self._begun:
+            return False
+        return all(member.peer != peer_id for member in self._members)
+
     async def _ask(self, peer_id: str, need: Need) -> tuple[Offer, float] | None:
         """What a worker offers, and when it was asked; None where it offers nothing that will do."""
+        if self._may_be_of_before(peer_id):
+            # A Start changes nothing of a part that it has, if it has not left that.
+            if (peer := self._peers.get(peer_id)) is not None:
+                peer.has_parted = True
+            await self._hiring.dismiss(peer_id, _OTHER_GROUP)
         try:
             return await self._hiring.ask(peer_id, need)
         except LackingError as exc:
@@ -706,11 +731,17 @@ class Leader:
             num_parameters=facts.num_parameters,
             total_steps=self._total_steps,
             group=tuple(group.addresses[:16]),
-            state=self._saved.pop(seat, b"") if held is None else b"",
+            # Of a seat that nobody has taken since: none is given again that was left.
+            state=self._saved.get(seat, b"") if held is None else b"",
         )
+        self._begun.add(peer_id)
         try:
             await self._hiring.start(peer_id, start, asked_at=asked_at)
         except NeuroGridError as exc:
+            if isinstance(exc, LackingError):
+                # It will say so again, unless it is another process then.
+                peer.num_failures = _MAX_FAILURES
+                self._note_refusal(peer_id, str(exc))
             logger.info("%s was not started: %s", peer_id, exc)
             if held is None:
                 self._machine.release(peer_id)
@@ -729,10 +760,10 @@ class Leader:
             return
         peer = self._peers.setdefault(peer_id, _Peer())
         occupant = Occupant(peer_id, report.incarnation)
-        is_of_before = self._is_anew and report.incarnation and occupant not in self._members
-        # One whose lease has ended is of this group all the same.
-        if is_of_before and not peer.is_started:
-            self._start_soon_dismissal(peer_id, "the run goes on with another group")
+        if report.incarnation and self._may_be_of_before(peer_id):
+            if not peer.has_parted:
+                peer.has_parted = True
+                self._start_soon_dismissal(peer_id, _OTHER_GROUP)
             return
         if self._is_banned(peer_id):
             if report.incarnation not in (0, peer.dismissed):  # it may not know it yet

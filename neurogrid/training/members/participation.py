@@ -23,6 +23,7 @@ import trio
 from torch import Tensor
 
 from neurogrid.errors import (
+    CheckpointError,
     ConfigurationError,
     NeuroGridError,
     PeerRefusedError,
@@ -54,6 +55,7 @@ from neurogrid.training.members.slices_ahead import fetch_ahead
 from neurogrid.training.members.sources import reach_sources
 from neurogrid.training.members.status import PartStatus
 from neurogrid.training.runs.common_steps import CommonSteps
+from neurogrid.training.runs.estimate import saved_bytes
 from neurogrid.training.runs.methods import weights_by
 from neurogrid.training.runs.outer_state import OuterState, RunWeights
 from neurogrid.training.runs.round_trace import Timeline, after_round, round_trace
@@ -87,6 +89,8 @@ KeepModel = Callable[[Path, str], Awaitable[None]]
 _JOIN_TIMEOUT: Final = 120.0
 _PAUSE: Final = 1.0
 _FETCH_TIMEOUT: Final = 600.0
+# Of an optimiser that was saved: it has time to come at this pace, as slices have.
+_SENT_PER_SECOND: Final = 64 * 1024
 # Seconds until those that have slices are asked again.
 _RETRY: Final = 3.0
 # Of what a batch takes: how much the last one counts in the moving mean.
@@ -204,6 +208,9 @@ class Participation:
         # The clocks of two leaders, by which they number orders, may differ.
         if before is None or (order.term, order.number) > (before.term, before.number):
             self._order = order
+            if order.incarnation == self.incarnation:
+                # It sits: one that begins anew from here on gets another seat, of which nothing was saved.
+                self._start = replace(self._start, state=b"")
             self._changed.set()
 
     def dismiss(self) -> None:
@@ -295,17 +302,21 @@ class Participation:
 
     async def _take_saved(self, trainer: Trainer, directory: Path) -> Tensor | None:
         """Take over the optimiser of the seat, as it was saved; its own weights, where it had such."""
-        blob_id, self._start = self._start.state, replace(self._start, state=b"")
+        blob_id = self._start.state
         if not blob_id:
             return None
         path = directory / "saved.safetensors"
+        num_bytes = saved_bytes(self._run_file, self._start.num_parameters)
+        timeout = _FETCH_TIMEOUT + num_bytes / _SENT_PER_SECOND
         await _patiently(
-            lambda: fetch_file(
-                self._blobs.transfers, blob_id, [self.leader], path, timeout=_FETCH_TIMEOUT
-            )
+            lambda: fetch_file(self._blobs.transfers, blob_id, [self.leader], path, timeout=timeout)
         )
-        weights = await trio.to_thread.run_sync(take_weights, path)
-        await trainer.load_optimizer(path)
+        try:
+            weights = await trio.to_thread.run_sync(take_weights, path, trainer.layout.num_elements)
+            await trainer.load_optimizer(path)
+        except CheckpointError as exc:  # whoever had the seat has saved something else
+            logger.warning("this machine begins with a new optimiser: %s", exc)
+            return None
         return weights
 
 

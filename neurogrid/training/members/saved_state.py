@@ -8,9 +8,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
-from safetensors import safe_open
+import torch
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
+
+from neurogrid.errors import CheckpointError
 
 __all__ = ["add_weights", "take_weights"]
 
@@ -25,12 +28,22 @@ def add_weights(optimizer: Path, weights: Tensor) -> None:
     save_file({**tensors, _NAME: weights.clone()}, optimizer, metadata)
 
 
-def take_weights(optimizer: Path) -> Tensor | None:
-    """Take them out again; None where there are none."""
-    with safe_open(optimizer, framework="pt") as opened:
-        tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118 - it is no mapping
-        metadata = opened.metadata()
+def take_weights(optimizer: Path, num_elements: int) -> Tensor | None:
+    """Take them out again; None where there are none.
+
+    Raises:
+        CheckpointError: it is damaged, or the weights are those of another model.
+    """
+    try:
+        with safe_open(optimizer, framework="pt") as opened:
+            tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118 - it is no mapping
+            metadata = opened.metadata()
+    except SafetensorError as exc:
+        raise CheckpointError(f"{optimizer}: cannot be read: {exc}") from exc
     weights: Tensor | None = tensors.pop(_NAME, None)
-    if weights is not None:
-        save_file(tensors, optimizer, metadata)
+    if weights is None:
+        return None
+    if weights.dtype != torch.float32 or weights.shape != (num_elements,):
+        raise CheckpointError(f"{optimizer}: its weights are those of another model")
+    save_file(tensors, optimizer, metadata)
     return weights

@@ -6,6 +6,7 @@ Source: protocol_spec/training/runs.md.
 from __future__ import annotations
 
 import importlib.metadata
+import json
 import logging
 import platform
 from collections.abc import Sequence
@@ -24,7 +25,7 @@ from neurogrid.p2p.hosts.host import Host
 from neurogrid.p2p.streams.message_forms import sender_of
 from neurogrid.p2p.transfer import Transfers
 from neurogrid.p2p.trust import COORDINATOR, RUN_ROLES
-from neurogrid.p2p.wire import MessageCode, MessageType, TensorMessage
+from neurogrid.p2p.wire import ErrorCode, MessageCode, MessageType, TensorMessage
 from neurogrid.renewed_event import RenewedEvent
 from neurogrid.training.data.blob_files import PIECE_LIMITS, OfferedFiles
 from neurogrid.training.data.blobs import SliceCache
@@ -39,7 +40,7 @@ from neurogrid.training.members.settings import MemberSettings
 from neurogrid.training.members.status import PartStatus
 from neurogrid.training.members.witnessed import WitnessedPart
 from neurogrid.training.runs.resources import LEASE_SECONDS, LeaseTable, Need, Resources
-from neurogrid.training.runs.run_file import parse_kept_run_file
+from neurogrid.training.runs.run_file import RunFileError, parse_kept_run_file
 from neurogrid.training.wire.runs import (
     Appoint,
     Ask,
@@ -123,6 +124,27 @@ def versions() -> tuple[tuple[str, str], ...]:
         with suppress(importlib.metadata.PackageNotFoundError):
             found.append((name, importlib.metadata.version(name)))
     return tuple(found)
+
+
+def _check(start: Start) -> None:
+    """See that a run can be begun by what its leader says of it.
+
+    Raises:
+        RequestRefusedError: this version knows no such run.
+    """
+    try:
+        parse_kept_run_file(start.run_file)
+        if not isinstance(json.loads(start.config), dict):
+            raise ValueError("it is no object")
+    except RunFileError as exc:
+        reason = str(exc)
+    except (ValueError, RecursionError) as exc:
+        reason = f"the config is none: {exc}"
+    else:
+        return
+    raise RequestRefusedError(
+        f"NeuroGrid {__version__} does not know such a run: {reason}", code=ErrorCode.CONFIG_INVALID
+    )
 
 
 class MemberService:
@@ -283,6 +305,7 @@ class MemberService:
 
     async def _on_start(self, message: TensorMessage) -> None:
         start, leader = Start.decode(message.data), sender_of(message)
+        _check(start)
         self._leases.take(leader, start.run, start.lease, trio.current_time())
         part = self._part
         # One that was dismissed is at its end, and is told to begin anew.

@@ -152,6 +152,13 @@ def optimizer_vectors(inner: InnerSection) -> int:
     return 2 if inner.optimizer == "adamw" else 1 if inner.momentum else 0
 
 
+def saved_bytes(run: RunFile, num_parameters: int) -> int:
+    """What a member saves for a checkpoint: its optimiser, and its weights where they are not the common ones. About:
+    without what a file has besides."""
+    has_own = run.outer.fragments > 1
+    return _WIDTH * num_parameters * (optimizer_vectors(run.inner) + has_own)
+
+
 def leader_bytes(run: RunFile, num_parameters: int) -> int:
     """What the leader needs at least: weights in its trainer, and shared with it; the common weights and the outer
     momentum; and an aggregate on its way."""

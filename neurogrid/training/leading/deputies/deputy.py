@@ -597,7 +597,7 @@ class _Deputy:
                     await fetch_copies(
                         files, self._directory, transfers, self._sources(), keep=keep
                     )
-                except (NeuroGridError, trio.TooSlowError) as exc:
+                except NeuroGridError as exc:
                     if str(exc) != said:
                         said = str(exc)
                         logger.info("the leader's files are not here: %s", exc)

@@ -265,9 +265,9 @@ def _at_epochs_end(run: RunFile, changes: Changes, round_number: int) -> RunFile
     )
 
 
-async def _save_nothing(round_number: int, seat: int, path: Path) -> bool:
+async def _save_nothing(round_number: int, seat: int, path: Path, timeout: float) -> str:
     """Momenta are of members alone, and stay with them."""
-    return False
+    return "momenta stay with members"
 
 
 def _last_time(journal: Journal) -> float:
