@@ -18,7 +18,13 @@ from neurogrid.training.checkpoints.reading import (
     latest_checkpoint,
     read_checkpoint,
 )
-from neurogrid.training.checkpoints.writing import CheckpointDraft, new_checkpoint, prune
+from neurogrid.training.checkpoints.writing import (
+    CheckpointDraft,
+    new_checkpoint,
+    prune,
+    sync,
+    sync_tree,
+)
 
 __all__ = [
     "EXPORT_DTYPES",
@@ -30,4 +36,6 @@ __all__ = [
     "new_checkpoint",
     "prune",
     "read_checkpoint",
+    "sync",
+    "sync_tree",
 ]

@@ -36,7 +36,7 @@ from neurogrid.training.checkpoints.places import (
 )
 from neurogrid.training.checkpoints.reading import checkpoints_of, latest_checkpoint
 
-__all__ = ["CheckpointDraft", "new_checkpoint", "prune"]
+__all__ = ["CheckpointDraft", "new_checkpoint", "prune", "sync", "sync_tree"]
 
 
 class CheckpointDraft:
@@ -123,11 +123,11 @@ class CheckpointDraft:
             before = latest_checkpoint(self._folder)
             if before is not None:
                 _link_unchanged(self.path, before)
-            _sync_tree(self.path)
+            sync_tree(self.path)
             if self._final.exists():
                 self._final.rename(self._folder / f"{TEMPORARY}{self._final.name}-replaced")
             self.path.rename(self._final)
-            _sync(self._folder)
+            sync(self._folder)
             _name_latest(self._folder, self._final)
             _remove_unfinished(self._folder)
         return self._final
@@ -221,17 +221,18 @@ def _name_latest(folder: Path, path: Path) -> None:
     link = folder / f"{TEMPORARY}{LATEST}"
     link.symlink_to(path.name)
     link.replace(folder / LATEST)
-    _sync(folder)
+    sync(folder)
 
 
-def _sync_tree(folder: Path) -> None:
+def sync_tree(folder: Path) -> None:
+    """Have a directory, and all that is in it, on the disk."""
     for root, _, names in os.walk(folder):
         for name in names:
-            _sync(Path(root, name))
-        _sync(Path(root))
+            sync(Path(root, name))
+        sync(Path(root))
 
 
-def _sync(path: Path) -> None:
+def sync(path: Path) -> None:
     """Have a file or directory on the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:

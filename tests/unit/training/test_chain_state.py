@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
@@ -16,6 +19,7 @@ from neurogrid.p2p.transfer import Transfers
 from neurogrid.training.data.blob_files import OfferedFiles, fetch_file
 from neurogrid.training.data.blobs import Providers
 from neurogrid.training.leading.chains.state import ChainState
+from tests.unit.training.scripted_chain import state_piece
 
 TIMEOUT = 60.0
 # One has several chunks.
@@ -63,7 +67,9 @@ async def nodes(number: int, folder: Path) -> AsyncIterator[list[Node]]:
 
 def contents(step: int) -> dict[str, bytes]:
     """Pieces of the state after a step."""
-    return {name: (f"{name} after {step}, " * size).encode()[:size] for name, size in SIZES.items()}
+    return {
+        name: state_piece((f"{name} after {step}, " * size)[:size]) for name, size in SIZES.items()
+    }
 
 
 def on_disk(state: ChainState) -> dict[str, bytes]:
@@ -253,9 +259,9 @@ async def test_of_two_states_the_one_after_more_steps_is_taken(tmp_path: Path) -
     folder = tmp_path / "stages"
     for name in ("step-9", "step-10", "initial", "step-x"):
         (folder / name).mkdir(parents=True)
-        (folder / name / "layer.0.safetensors").write_bytes(name.encode())
+        (folder / name / "layer.0.safetensors").write_bytes(state_piece(name))
     state = await ChainState.open(folder, OfferedFiles())
-    assert (state.step, on_disk(state)) == (10, {"layer.0": b"step-10"})
+    assert (state.step, on_disk(state)) == (10, {"layer.0": state_piece("step-10")})
     assert sorted(path.name for path in folder.iterdir()) == ["initial", "step-10", "step-x"]
 
 
@@ -263,4 +269,60 @@ async def test_a_directory_that_cannot_be_used_is_said(tmp_path: Path) -> None:
     folder = tmp_path / "stages"
     folder.write_text("a file")
     with pytest.raises(ConfigurationError, match=f"{folder}: cannot be used"):
+        await ChainState.open(folder, OfferedFiles())
+
+
+async def test_a_state_is_on_the_disk_before_the_one_before_is_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A machine that loses its power between any two of these has one of them whole."""
+    folder = tmp_path / "stages"
+    done: list[tuple[str, str]] = []
+    names: dict[int, str] = {}
+    open_, sync, replace, remove = os.open, os.fsync, os.replace, shutil.rmtree
+
+    def note_open(path: Any, flags: int, *more: Any, **named: Any) -> int:
+        descriptor = open_(path, flags, *more, **named)
+        names[descriptor] = Path(os.fsdecode(path)).name
+        return descriptor
+
+    def note_sync(descriptor: int) -> None:
+        done.append(("sync", names[descriptor]))
+        sync(descriptor)
+
+    def note_replace(source: Any, target: Any) -> None:
+        if Path(target).parent == folder:
+            done.append(("replace", Path(source).name))
+        replace(source, target)
+
+    def note_remove(path: Any, *more: Any, **named: Any) -> None:
+        if Path(path).exists():
+            done.append(("remove", Path(path).name))
+        remove(path, *more, **named)
+
+    async with nodes(2, tmp_path) as (leader, stage):
+        state = await kept_by(leader, [stage], folder, 5)
+        monkeypatch.setattr(os, "open", note_open)
+        monkeypatch.setattr(os, "fsync", note_sync)
+        monkeypatch.setattr(os, "replace", note_replace)
+        monkeypatch.setattr(shutil, "rmtree", note_remove)
+        await keep(state, leader, [stage], 10)
+        monkeypatch.undo()
+    *synced, renamed, entered, removed = done
+    assert sorted(synced) == sorted(
+        [*(("sync", f"{name}.safetensors") for name in SIZES), ("sync", "step-10.partial")]
+    )
+    assert renamed == ("replace", "step-10.partial")
+    assert entered == ("sync", "stages")
+    assert removed == ("remove", "step-5")
+
+
+@pytest.mark.parametrize("size", [0, 5, 20])
+async def test_a_file_that_is_cut_short_is_said(tmp_path: Path, size: int) -> None:
+    folder = tmp_path / "stages"
+    async with nodes(2, tmp_path) as (leader, stage):
+        await kept_by(leader, [stage], folder, 5)
+    path = folder / "step-5" / "layer.1.safetensors"
+    os.truncate(path, size)
+    with pytest.raises(ConfigurationError, match=f"{path}: is damaged"):
         await ChainState.open(folder, OfferedFiles())

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Final
 
 import trio
+from safetensors import SafetensorError, safe_open
 
 from neurogrid.errors import (
     ConfigurationError,
@@ -25,6 +26,7 @@ from neurogrid.errors import (
 )
 from neurogrid.exception_groups import unwrap_errors
 from neurogrid.p2p.transfer import Transfers
+from neurogrid.training.checkpoints import sync, sync_tree
 from neurogrid.training.data.blob_files import OfferedFiles, fetch_file
 
 __all__ = ["ChainState"]
@@ -62,7 +64,7 @@ class ChainState:
             offered: gives the pieces to members.
 
         Raises:
-            ConfigurationError: the directory cannot be used.
+            ConfigurationError: the directory cannot be used, or a file of the state is damaged.
         """
         state = cls(folder, offered)
         try:
@@ -74,6 +76,8 @@ class ChainState:
             raise ConfigurationError(f"{folder}: cannot be used: {exc.strerror or exc}") from exc
         if found:
             step = max(int(match[1]) for match in found)
+            for path in _files_of(folder / f"step-{step}").values():
+                await trio.to_thread.run_sync(_require_whole, path)
             await state._take(step)
         return state
 
@@ -114,8 +118,11 @@ class ChainState:
                 async with trio.open_nursery() as nursery:
                     for name, (peer_id, blob_id) in pieces.items():
                         nursery.start_soon(fetch, name, peer_id, blob_id)
+            await trio.to_thread.run_sync(sync_tree, draft)
             shutil.rmtree(final, ignore_errors=True)
             os.replace(draft, final)
+            # Before the state before is removed: a machine that loses its power has one of the two.
+            await trio.to_thread.run_sync(sync, self._folder)
         except OSError as exc:
             raise ConfigurationError(
                 f"{draft}: cannot be written: {exc.strerror or exc}. Make room, and go on with --resume"
@@ -128,10 +135,25 @@ class ChainState:
         for path in self.files.values():
             self._offered.withdraw(path)
         self.step = step
-        self.files = {
-            p.name.removesuffix(_SUFFIX): p for p in sorted(directory.glob("*" + _SUFFIX))
-        }
+        self.files = _files_of(directory)
         self.blobs = {name: await self._offered.offer(path) for name, path in self.files.items()}
         for each in self._folder.iterdir():
             if _NAME.fullmatch(each.name) and each != directory:
                 await trio.to_thread.run_sync(shutil.rmtree, each, True)
+
+
+def _files_of(directory: Path) -> dict[str, Path]:
+    """The pieces of a state, by name."""
+    return {p.name.removesuffix(_SUFFIX): p for p in sorted(directory.glob("*" + _SUFFIX))}
+
+
+def _require_whole(path: Path) -> None:
+    """Raises ConfigurationError where a file is not as long as it says, or none of safetensors."""
+    try:
+        with safe_open(path, framework="pt"):
+            pass
+    except (OSError, SafetensorError) as exc:
+        raise ConfigurationError(
+            f"{path}: is damaged: {exc}. Put a copy of {path.parent} in its place; without that directory the run "
+            "begins anew"
+        ) from exc
