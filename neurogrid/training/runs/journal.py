@@ -162,6 +162,11 @@ class Journal:
     ) -> Journal:
         with ExitStack() as stack:
             stack.enter_context(_held(path))
+            if _partial(path).exists():
+                raise JournalError(
+                    f"{path} is a copy of another leader's journal that is not whole: nobody leads by it. Go on with "
+                    "it as a deputy (`neurogrid train deputy`)"
+                )
             try:
                 is_new = not path.exists()
                 descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
@@ -294,6 +299,11 @@ def _write(descriptor: int, data: bytes, at: int) -> None:
         written = os.pwrite(descriptor, view, at)
         view, at = view[written:], at + written
     os.fsync(descriptor)
+
+
+def _partial(path: Path) -> Path:
+    """The file that stands beside a copy as long as it is not whole."""
+    return path.with_name(f"{path.name}.partial")
 
 
 def _sync_directory(path: Path) -> None:
@@ -438,6 +448,9 @@ def _is_signed(line: bytes, key: Ed25519PublicKey) -> bool:
 class JournalCopy:
     """A copy of a journal, which another program writes: its bytes come in pieces, and whole lines are kept.
 
+    While it is not whole a file `NAME.partial` stands beside it: what its lines say of now is history then, as lines
+    are still to come that were written before it was begun.
+
     Args:
         path: the file; made if it is not there.
         on_entry: is told of each entry that is in it, once the line is on the disk; first of those that are there.
@@ -446,10 +459,15 @@ class JournalCopy:
         DirectoryInUseError: another process writes to it; says which.
         JournalError: it is no journal, or was altered.
         ConfigurationError: the file cannot be used.
+
+    Attributes:
+        is_whole: it has had all lines that there were when it was begun, or gone on with after a restart.
     """
 
     def __init__(self, path: Path, on_entry: Callable[[Recorded], None]) -> None:
         self.path, self._on_entry = path, on_entry
+        self._partial = _partial(path)
+        self._num_written: int | None = None
         with ExitStack() as stack:
             stack.enter_context(_held(path))
             try:
@@ -460,11 +478,14 @@ class JournalCopy:
                     self._found = _read(path, file)
                 os.ftruncate(self._descriptor, self._found.num_bytes)
                 os.fsync(self._descriptor)
-                if is_new:
+                if not self._found.num_bytes:
+                    self._partial.touch()
+                if is_new or not self._found.num_bytes:
                     _sync_directory(path.parent)
             except OSError as exc:
                 raise ConfigurationError(f"cannot use the journal {path}: {exc.strerror}") from exc
             self._stack = stack.pop_all()
+        self.is_whole = not self._partial.exists()
         self._rest = b""
         for recorded in self._found.recorded:
             on_entry(recorded)
@@ -494,6 +515,27 @@ class JournalCopy:
         """The id of the run; empty where no line says it yet."""
         return self._found.run
 
+    def follow(self, num_bytes: int) -> None:
+        """Go on with a journal that has so many bytes by now: with all of them the copy is whole.
+
+        Raises:
+            ConfigurationError: that cannot be noted.
+        """
+        self._num_written = num_bytes
+        self._note_whole()
+
+    def _note_whole(self) -> None:
+        if self.is_whole or self._num_written is None or self.num_bytes < self._num_written:
+            return
+        try:
+            self._partial.unlink(missing_ok=True)
+            _sync_directory(self.path.parent)
+        except OSError as exc:
+            raise ConfigurationError(
+                f"{self._partial} cannot be removed: {exc.strerror}. It says that the journal is not whole, which it is"
+            ) from exc
+        self.is_whole = True
+
     def forget_rest(self) -> None:
         """What has come of a line that is not whole is to come again."""
         self._rest = b""
@@ -512,6 +554,7 @@ class JournalCopy:
         for line in lines:
             self._take(line)
         self._rest = rest
+        self._note_whole()
 
     def _take(self, line: bytes) -> None:
         found = self._found

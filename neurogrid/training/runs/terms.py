@@ -232,7 +232,8 @@ class Candidate:
         self.members: frozenset[Occupant] = frozenset()
         self.deputy = NOBODY
         self.number = 0
-        self._is_history = False  # its copy ends in a term of which it has laid one aside
+        # Its copy ends in a term of which it has laid one aside, or lacks lines of before it was begun.
+        self._is_history = False
         self.asked: int | None = None
         self.promises: dict[Occupant, Promise] = {}
         self.refused: set[Occupant] = set()
@@ -245,6 +246,7 @@ class Candidate:
         members: frozenset[Occupant],
         deputy: str,
         number: int = 0,
+        is_whole: bool = True,
     ) -> bool:
         """Its copy has grown; False where it must not: it asks already, and what it has copied is settled by that.
 
@@ -252,13 +254,15 @@ class Candidate:
             term: of the leader that wrote the last line.
             members: that sit on seats by the lines up to there.
             deputy, number: whom they name, and by which number; empty for nobody.
+            is_whole: it has had all lines that there were when it was begun. A leader that has gone on without this
+                deputy takes it again with an empty copy: what names it in lines of before, is no more.
         """
         if self.asked is not None:
             return False
         self.place, self.members = place, members
         self.deputy, self.number = deputy, number
         self.term = max(self.term, term)
-        self._is_history = not self.follows(term)
+        self._is_history = not is_whole or not self.follows(term)
         return True
 
     def follows(self, term: int) -> bool:
@@ -276,7 +280,8 @@ class Candidate:
     def may_ask(self) -> bool:
         """Whether its copy names it, and members that it can ask.
 
-        What names it in a term of which it has laid a copy aside is history: it copies that once more.
+        What names it in a term of which it has laid a copy aside is history, as is what does before its copy is whole:
+        it copies that once more.
         """
         return self.deputy == self.me and bool(self.members) and not self._is_history
 

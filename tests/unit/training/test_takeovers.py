@@ -178,6 +178,45 @@ def test_a_copy_comes_in_pieces(tmp_path: Path) -> None:
     copy.close()
 
 
+def test_a_copy_that_begins_empty_is_whole_with_all_that_there_was(tmp_path: Path) -> None:
+    path, of_copy = written(tmp_path / "journal", NAMED), tmp_path / "copy"
+    lines = path.read_bytes().splitlines(keepends=True)
+    num_bytes = len(b"".join(lines[:4]))
+
+    def opened() -> JournalCopy:
+        return JournalCopy(of_copy, lambda recorded: None)
+
+    copy = opened()
+    assert not copy.is_whole
+    copy.follow(num_bytes)
+    copy.take(lines[0] + lines[1] + lines[2][:9])
+    assert not copy.is_whole
+    copy.close()
+    # Nobody leads by it, not even who has written these lines.
+    with pytest.raises(JournalError, match="not whole"):
+        Journal.open(of_copy, LEADER)
+    # Nor after it was opened again, as long as nobody says how much there is.
+    copy = opened()
+    copy.take(lines[2] + lines[3])
+    assert not copy.is_whole
+    copy.follow(num_bytes)
+    assert copy.is_whole
+    # From here on it is, whatever more there is.
+    copy.follow(10 * num_bytes)
+    copy.close()
+    copy = opened()
+    assert copy.is_whole
+    copy.close()
+    # One that others have written is.
+    copy = JournalCopy(path, lambda recorded: None)
+    assert copy.is_whole
+    copy.close()
+    of_copy.unlink()
+    copy = opened()
+    assert not copy.is_whole
+    copy.close()
+
+
 def test_a_copy_takes_nothing_that_is_not_signed(tmp_path: Path) -> None:
     path = written(tmp_path / "journal", NAMED, LeftEntry(1, "lost"))
     lines = path.read_bytes().splitlines(keepends=True)

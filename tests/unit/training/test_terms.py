@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from itertools import pairwise
+from math import inf
 from random import Random
 from typing import Any, Final
 
@@ -261,6 +262,32 @@ def test_what_names_it_before_the_copy_that_it_laid_aside_is_history() -> None:
     assert deputy.ask() == 9
 
 
+def test_what_names_it_before_its_copy_is_whole_is_history() -> None:
+    """Its directory was emptied: the leader has gone on without it, and takes it once more."""
+    members = frozenset({A, B, C})
+    voters = {each: Voter("leader") for each in (A, B, C, D, E)}
+    leader = Copies("leader")
+    leader.wrote(10, members)
+    leader.appoint("deputy", 3)
+    for each in members:
+        voters[each].appointed("leader", 0, 3, "deputy")
+    leader.wrote(11, frozenset({A, D, E}))
+    leader.has_copied(11)
+    assert leader.has_lost("deputy", 0)
+    leader.drop(4)
+    for each in (A, D):
+        leader.answered(each, voters[each].appointed("leader", 0, 4, ""))
+    assert leader.is_dropped
+    # Those that have left since would still promise, and are most by the line that named it.
+    promised = [voters[each].claimed("deputy", 1, TEN).leader == "deputy" for each in (A, B, C)]
+    assert promised == [False, True, True]
+    deputy = Candidate("deputy")
+    assert deputy.copied(TEN, term=0, members=members, deputy="deputy", is_whole=False)
+    assert (deputy.may_ask, deputy.ask()) == (False, None)
+    assert deputy.copied(Place(11), term=0, members=members, deputy="deputy")
+    assert deputy.ask() == 1
+
+
 def test_a_leader_that_most_do_not_obey_is_overruled() -> None:
     leader = Copies("leader")
     leader.wrote(1, frozenset({A, B, C}))
@@ -296,7 +323,12 @@ Line = tuple[str, int]
 
 @dataclass
 class Node:
-    """A program that leads, or copies. What is on its disk outlives it: the journal."""
+    """A program that leads, or copies. What is on its disk outlives it: the journal, and whether that is whole.
+
+    Attributes:
+        lacks: lines that an empty copy is to have before it is whole; 0 where it is.
+        taken_by: the leader that an empty copy is of.
+    """
 
     name: str
     journal: list[Line] = field(default_factory=list)
@@ -306,6 +338,8 @@ class Node:
     copies: Copies | None = None
     candidate: Candidate | None = None
     laid_aside: int | None = None
+    lacks: float = 0
+    taken_by: str = ""
 
     @property
     def place(self) -> Place:
@@ -322,11 +356,23 @@ class Node:
     def begin(self) -> None:
         """As the program does when it starts, by what is on its disk."""
         self.copies = self.candidate = None
-        if self.journal and self.journal[-1][0] == self.name:
+        if self.journal and self.journal[-1][0] == self.name and not self.lacks:
             self.lead()
         else:
+            if self.lacks:
+                self.lacks, self.taken_by = inf, ""
             self.candidate = Candidate(self.name, self.laid_aside)
             self.told()
+
+    def empty(self) -> None:
+        """Nothing of its journal is left."""
+        self.journal, self.members, self.deputies, self.terms = [], [], [], []
+        self.lacks, self.taken_by = inf, ""
+
+    def follow(self, leader: Node) -> None:
+        """A leader takes it with the copy that it has."""
+        if self.lacks:
+            self.lacks, self.taken_by = len(leader.journal), leader.name
 
     def lead(self) -> None:
         self.candidate = None
@@ -352,6 +398,7 @@ class Node:
             term=self.terms[-1],
             members=self.members[-1],
             deputy=self.deputies[-1],
+            is_whole=not self.lacks,
         )
 
 
@@ -423,6 +470,9 @@ class Terms:
         if leader.deputies[-1]:
             return
         other = self.random.choice([name for name in NODES if name != leader.name])
+        # It has all of the journal; in the beginning there is none.
+        if self.nodes[other].journal != leader.journal:
+            return
         leader.write(self.draw(), leader.members[-1], other, leader.terms[-1])
         leader.copies.appoint(other, self.draw())
 
@@ -436,15 +486,19 @@ class Terms:
             self.number = max(self.number, leader.copies.number)
 
     def copy(self) -> None:
-        """Lines go to the deputy."""
+        """Lines go to the deputy, or to one that follows: all of them, or some."""
         leader = self.random.choice(self.leaders())
         assert leader.copies is not None
-        if leader.copies.deputy:
-            lines = (
-                *(list(leader.journal), list(leader.members)),
-                *(list(leader.deputies), list(leader.terms)),
-            )
-            self.send("lines", leader.name, leader.copies.deputy, lines)
+        others = [name for name in NODES if name != leader.name]
+        to = self.nodes[leader.copies.deputy or self.random.choice(others)]
+        last = len(leader.journal)
+        if len(to.journal) < last and self.random.random() < 0.4:
+            last = self.random.randint(len(to.journal) + 1, last)
+        lines = (
+            *(leader.journal[:last], leader.members[:last]),
+            *(leader.deputies[:last], leader.terms[:last]),
+        )
+        self.send("lines", leader.name, to.name, (leader.terms[-1], *lines))
 
     def tell(self) -> None:
         """Some members hear what there is to say: who the deputy is, and orders."""
@@ -502,6 +556,24 @@ class Terms:
     def restart(self) -> None:
         self.nodes[self.random.choice(NODES)].begin()
 
+    def lose_the_copy(self) -> None:
+        """The directory of one that copies is emptied, and it is started again."""
+        node = self.nodes[self.random.choice(NODES)]
+        if node.copies is None:
+            node.empty()
+            node.begin()
+
+    def follow(self) -> None:
+        """One whose copy is not whole goes to a leader, which takes it if it does not count on what it had."""
+        leader = self.random.choice(self.leaders())
+        node = self.nodes[self.random.choice(NODES)]
+        assert leader.copies is not None
+        if node.candidate is None or not node.candidate.follows(leader.terms[-1]):
+            return
+        if not leader.copies.has_lost(node.name, len(node.journal)):
+            node.follow(leader)
+            node.told()
+
     def follow_another(self) -> None:
         """A program goes over to a leader of a greater term; what it has beyond that one's journal it lays aside."""
         leader = self.random.choice(self.leaders())
@@ -514,7 +586,8 @@ class Terms:
         if leader.journal[: len(node.journal)] != node.journal:
             node.candidate.lay_aside(node.terms[-1])
             node.laid_aside = node.candidate.laid_aside
-            node.journal, node.members, node.deputies, node.terms = [], [], [], []
+            node.empty()
+        node.follow(leader)
         node.told()
 
     def member_begins_anew(self) -> None:
@@ -545,16 +618,22 @@ class Terms:
     def take_lines(self, node: Node, sender: str, said: Any) -> Message | None:
         if node.candidate is None:
             return None
-        journal, members, deputies, terms = said
-        if not node.candidate.follows(terms[-1]):
+        term, journal, members, deputies, terms = said
+        if not node.candidate.follows(term) or (node.lacks and node.taken_by != sender):
             return None
         # A copy grows, and is of one leader after the other.
         if len(journal) < len(node.journal) or journal[: len(node.journal)] != node.journal:
             return None
         if not node.candidate.copied(
-            place_of(journal), term=terms[-1], members=members[-1], deputy=deputies[-1]
+            place_of(journal),
+            term=terms[-1],
+            members=members[-1],
+            deputy=deputies[-1],
+            is_whole=len(journal) >= node.lacks,
         ):
             return None
+        if len(journal) >= node.lacks:
+            node.lacks = 0
         node.journal, node.members = list(journal), list(members)
         node.deputies, node.terms = list(deputies), list(terms)
         return ("copied", node.name, sender, (place_of(journal), journal))
@@ -601,7 +680,7 @@ RULES: Final = (
     *((Terms.write, 3), (Terms.appoint, 2), (Terms.give_up_the_deputy, 2), (Terms.copy, 5)),
     *((Terms.tell, 6), (Terms.claim, 3), (Terms.stop_asking, 1), (Terms.deliver, 5)),
     *((Terms.lose_all, 0.2), (Terms.restart, 0.5), (Terms.member_begins_anew, 0.7)),
-    (Terms.follow_another, 1),
+    *((Terms.follow_another, 1), (Terms.lose_the_copy, 0.5), (Terms.follow, 1)),
 )
 
 

@@ -154,7 +154,9 @@ async def _stand_by(
                 deputy = _Deputy(settings, directory, identity, progress)
                 stack.callback(lambda: deputy.copy.close())
                 # Of a leader that was begun as such the model is elsewhere: it leads by `neurogrid train --resume`.
-                leads = deputy.copy.leader == identity.peer_id and deputy.has_all
+                # And what it wrote when it led before may stand at the end of a copy that is not whole.
+                is_own = deputy.copy.leader == identity.peer_id and deputy.copy.is_whole
+                leads = is_own and deputy.has_all
                 if is_deposed or not leads:
                     return await deputy.run(stack)
                 deputy.copy.close()
@@ -226,6 +228,7 @@ class _Deputy:
             members=sitting.members,
             deputy=sitting.deputy,
             number=sitting.number,
+            is_whole=self.copy.is_whole,
         )
 
     async def run(self, stack: AsyncExitStack) -> Path | None:
@@ -321,6 +324,8 @@ class _Deputy:
                 continue
             if (followed := await self._ask_to_follow(host, exchange, peer_id)) is not None:
                 self._leader, self._heard_at = peer_id, trio.current_time()
+                self.copy.follow(followed.num_bytes)
+                self._sync_candidate()
                 return followed
         return None
 
@@ -609,7 +614,7 @@ class _Deputy:
         while True:
             if self._failure is not None:
                 raise self._failure
-            if self._sitting.has_ended:
+            if self._sitting.has_ended and self.copy.is_whole:
                 return None
             silence = trio.current_time() - self._heard_at
             # Once it has asked it copies nothing any more, also when the leader is heard again: so it asks on until it
