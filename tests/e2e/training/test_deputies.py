@@ -244,3 +244,21 @@ def test_a_leader_goes_on_without_its_deputy(tmp_path: Path) -> None:
         assert [entry for entry in after[dropped:] if entry.kind == "round"]
         verdict = verify_journal(run.run)
         assert verdict.is_whole, verdict.problem
+
+
+def test_leader_and_members_that_come_back_have_their_deputy_again(tmp_path: Path) -> None:
+    """The deputy asks meanwhile, and nobody that it could ask is there any more."""
+    with open_deputy(tmp_path) as (run, deputy):
+        run.kill()
+        for name in NAMES:
+            run.kill(name)
+        before = run.rounds()
+        deputy.wait("asking the members for term 1")
+        run.lead("--resume")
+        for name in NAMES:
+            run.join(name)
+        deputy.wait("this deputy copies the run again")
+        run.wait_round(before + 2)
+        log = run.log
+    assert "the run goes on without a deputy" not in log
+    assert "this deputy leads" not in deputy.log
