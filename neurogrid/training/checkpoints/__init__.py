@@ -17,6 +17,7 @@ from neurogrid.training.checkpoints.reading import (
     checkpoints_of,
     latest_checkpoint,
     read_checkpoint,
+    require_whole,
 )
 from neurogrid.training.checkpoints.writing import (
     CheckpointDraft,
@@ -36,6 +37,7 @@ __all__ = [
     "new_checkpoint",
     "prune",
     "read_checkpoint",
+    "require_whole",
     "sync",
     "sync_tree",
 ]

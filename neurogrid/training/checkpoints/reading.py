@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 
 from neurogrid.errors import CheckpointError
@@ -23,7 +23,13 @@ from neurogrid.training.checkpoints.places import (
     step_of,
 )
 
-__all__ = ["RunCheckpoint", "checkpoints_of", "latest_checkpoint", "read_checkpoint"]
+__all__ = [
+    "RunCheckpoint",
+    "checkpoints_of",
+    "latest_checkpoint",
+    "read_checkpoint",
+    "require_whole",
+]
 
 # Bytes: a dealer's state has a line for each slice that is not used up.
 _MAX_STATE_BYTES: Final = 256 * 1024**2
@@ -95,6 +101,19 @@ def read_checkpoint(path: Path) -> RunCheckpoint:
             raise CheckpointError(f"{file}: is not called by a seat")
         members[int(file.stem)] = file
     return RunCheckpoint(path, step, _read_state(path / TRAINING / STATE), members)
+
+
+def require_whole(path: Path) -> None:
+    """See that a file of tensors is as long as it says.
+
+    Raises:
+        CheckpointError: it is not, or none of safetensors.
+    """
+    try:
+        with safe_open(path, framework="pt"):
+            pass
+    except (OSError, SafetensorError) as exc:
+        raise CheckpointError(f"{path}: is damaged: {exc}") from exc
 
 
 def _read_state(file: Path) -> dict[str, Any]:

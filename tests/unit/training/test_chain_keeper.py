@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from neurogrid.p2p.hosts.identity import Identity
-from neurogrid.training.checkpoints import latest_checkpoint, writing
+from neurogrid.training.checkpoints import latest_checkpoint
 from neurogrid.training.data.blob_files import OfferedFiles
 from neurogrid.training.leading.chains.keeper import ChainKeeper
 from neurogrid.training.leading.chains.state import ChainState
@@ -163,7 +163,7 @@ async def test_older_checkpoints_that_stay_are_said(
                 raise OSError(30, "Read-only file system")
             return rename(path, target)
 
-        monkeypatch.setattr(writing.Path, "rename", refuse)
+        monkeypatch.setattr(Path, "rename", refuse)
         assert await run.writes(8) == tmp_path / "checkpoints" / "step-8"
         assert run.steps == [4, 8]
         (warning,) = run.progress.warned

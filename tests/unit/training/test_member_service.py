@@ -144,8 +144,3 @@ async def test_a_machine_without_room_takes_no_part_and_goes_on(
             reason = await failing(leader)
             assert "cannot keep what the run needs" in reason
             assert "No space left on device" in reason
-
-
-async def test_a_run_file_that_the_worker_cannot_read_is_told(tmp_path: Path) -> None:
-    async with leader_of_a_worker(tmp_path) as leader:
-        assert "stop" in await failing(leader, CHAIN.replace("steps = 4", 'steps = "many"'))

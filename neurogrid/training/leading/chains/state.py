@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Final
 
 import trio
-from safetensors import SafetensorError, safe_open
 
 from neurogrid.errors import (
+    CheckpointError,
     ConfigurationError,
     PeerRefusedError,
     RemoteProtocolError,
@@ -26,7 +26,7 @@ from neurogrid.errors import (
 )
 from neurogrid.exception_groups import unwrap_errors
 from neurogrid.p2p.transfer import Transfers
-from neurogrid.training.checkpoints import sync, sync_tree
+from neurogrid.training.checkpoints import require_whole, sync, sync_tree
 from neurogrid.training.data.blob_files import OfferedFiles, fetch_file
 
 __all__ = ["ChainState"]
@@ -77,7 +77,12 @@ class ChainState:
         if found:
             step = max(int(match[1]) for match in found)
             for path in _files_of(folder / f"step-{step}").values():
-                await trio.to_thread.run_sync(_require_whole, path)
+                try:
+                    await trio.to_thread.run_sync(require_whole, path)
+                except CheckpointError as exc:
+                    raise ConfigurationError(
+                        f"{exc}. Put a copy of {path.parent} in its place; without that directory the run begins anew"
+                    ) from exc
             await state._take(step)
         return state
 
@@ -145,15 +150,3 @@ class ChainState:
 def _files_of(directory: Path) -> dict[str, Path]:
     """The pieces of a state, by name."""
     return {p.name.removesuffix(_SUFFIX): p for p in sorted(directory.glob("*" + _SUFFIX))}
-
-
-def _require_whole(path: Path) -> None:
-    """Raises ConfigurationError where a file is not as long as it says, or none of safetensors."""
-    try:
-        with safe_open(path, framework="pt"):
-            pass
-    except (OSError, SafetensorError) as exc:
-        raise ConfigurationError(
-            f"{path}: is damaged: {exc}. Put a copy of {path.parent} in its place; without that directory the run "
-            "begins anew"
-        ) from exc
