@@ -6,6 +6,7 @@ chain_part      one run in stages: one arrangement after another
 chain_stage     a stage of one arrangement: its steps
 chain_rounds    what it does with other replicas
 obedience       whom it obeys, and what it promised
+failures        what it says of what it cannot do
 sources         peers that slices come from
 settings        what its owner lends
 status          how it stands, for people

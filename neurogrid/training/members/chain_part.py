@@ -22,7 +22,6 @@ import trio
 
 from neurogrid.errors import (
     CheckpointError,
-    ConfigurationError,
     NeuroGridError,
     RemoteProtocolError,
     TransportError,
@@ -37,7 +36,8 @@ from neurogrid.renewed_event import RenewedEvent
 from neurogrid.temporary import temporary_directory
 from neurogrid.training.averaging.reductions import Reductions
 from neurogrid.training.data.blob_files import fetch_file
-from neurogrid.training.members.chain_stage import ChainStage, NeighbourLostError, one_line
+from neurogrid.training.members.chain_stage import ChainStage, NeighbourLostError
+from neurogrid.training.members.failures import one_line, telling_failure
 from neurogrid.training.members.member_blobs import MemberBlobs
 from neurogrid.training.members.settings import MemberSettings
 from neurogrid.training.members.status import PartStatus
@@ -205,22 +205,13 @@ class ChainPart:
         Raises:
             NeuroGridError: this machine cannot; the report says why.
         """
-        try:
+        with telling_failure(self._fail):
             await self._run()
-        except NeuroGridError as exc:
-            self._fail(exc)
-            raise
-        except OSError as exc:
-            error = ConfigurationError(f"this machine cannot keep what the run needs: {exc}")
-            self._fail(error)
-            raise error from exc
 
     def _fail(self, error: NeuroGridError) -> None:
-        reason = one_line(error) or type(error).__name__
-        self._report, self._stage_report = (
-            replace(self._report, state="failed", reason=reason),
-            None,
-        )
+        reason = one_line(error, type(error).__name__)
+        self._report = replace(self._report, state="failed", reason=reason)
+        self._stage_report = None
         self._tell()
 
     async def _run(self) -> None:
@@ -276,7 +267,7 @@ class ChainPart:
                 "failed",
                 order,
                 process.step,
-                reason=one_line(exc) or "too slow",
+                reason=one_line(exc, "too slow"),
                 lost=exc.lost if isinstance(exc, NeighbourLostError) else "",
             )
         finally:
@@ -418,7 +409,7 @@ class ChainPart:
                         await trio.sleep(_MOMENT)
                     await self._exchange.open(peer_id)
             except (TransportError, trio.TooSlowError) as exc:
-                said = one_line(exc) or f"there was no connection within {_DIAL_TIMEOUT:g} s"
+                said = one_line(exc, f"there was no connection within {_DIAL_TIMEOUT:g} s")
                 raise NeighbourLostError(f"a stage cannot be reached: {said}", peer_id) from exc
 
     def _note(

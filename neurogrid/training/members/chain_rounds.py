@@ -10,14 +10,14 @@ Source: protocol_spec/training/stages.md, "Replicas".
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import Final
 
 import trio
 from torch import Tensor
 
-from neurogrid.errors import LocalProtocolError, NeuroGridError, RemoteProtocolError, TransportError
+from neurogrid.errors import LocalProtocolError, RemoteProtocolError, TransportError
 from neurogrid.training.averaging.plan import ReductionPlan
 from neurogrid.training.averaging.reductions import MembersLostError, Reductions
+from neurogrid.training.members.failures import one_line
 from neurogrid.training.runs.run_file import OuterSection
 from neurogrid.training.stages.holdings import Cut, Holding, holdings_of
 from neurogrid.training.stages.reduction_plans import reduction_plan
@@ -30,8 +30,6 @@ __all__ = ["ChainRounds", "Reach"]
 
 Reach = Callable[[Average, frozenset[str]], Awaitable[None]]
 """Has a connection to some of the members of an attempt."""
-
-_MAX_REASON_CHARS: Final = 200
 
 
 class ChainRounds:
@@ -131,13 +129,13 @@ class ChainRounds:
             with trio.fail_after(self._outer.attempt_timeout):
                 digests = await self._reduce_all(average)
         except MembersLostError as exc:
-            reason, lost = _one_line(exc), next(iter(exc.lost), "")
+            reason, lost = one_line(exc, type(exc).__name__), next(iter(exc.lost), "")
         except trio.TooSlowError:
             reason = f"an attempt took more than {self._outer.attempt_timeout:g} s"
         except TrainerError as exc:
-            reason, lost = _one_line(exc), self._own
+            reason, lost = one_line(exc, type(exc).__name__), self._own
         except (TransportError, LocalProtocolError) as exc:
-            reason, lost = _one_line(exc), getattr(exc, "lost", "")
+            reason, lost = one_line(exc, type(exc).__name__), getattr(exc, "lost", "")
         if reason:
             digests = ()
         return Averaged(
@@ -184,7 +182,3 @@ class ChainRounds:
             codec=self._outer.codec,
             weights=holding.weights,
         )
-
-
-def _one_line(error: NeuroGridError) -> str:
-    return " ".join(str(error).split())[:_MAX_REASON_CHARS] or type(error).__name__

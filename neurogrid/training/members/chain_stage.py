@@ -27,6 +27,7 @@ from neurogrid.renewed_event import RenewedEvent
 from neurogrid.training.averaging.reductions import Reductions
 from neurogrid.training.data.blob_files import OfferedFiles
 from neurogrid.training.members.chain_rounds import ChainRounds, Reach
+from neurogrid.training.members.failures import one_line
 from neurogrid.training.runs.round_trace import MAX_STEP_PARTS, Timeline, step_trace
 from neurogrid.training.runs.run_file import RunFile
 from neurogrid.training.stages.inbox import StageInbox, sources_of, takers_of_tied
@@ -55,11 +56,10 @@ from neurogrid.training.wire.runs import (
     session_of,
 )
 
-__all__ = ["ChainStage", "NeighbourLostError", "one_line"]
+__all__ = ["ChainStage", "NeighbourLostError"]
 
 _SEND_TIMEOUT: Final = 120.0
 _REDUCE_TIMEOUT: Final = 600.0
-_MAX_REASON_CHARS: Final = 200
 _CODECS: Final = {"float32": "f32", "bfloat16": "bf16"}
 # The one that is made, and one that comes while it is.
 _MAX_STEPS: Final = 2
@@ -270,7 +270,7 @@ class ChainStage:
                 with trio.fail_after(_SEND_TIMEOUT):
                     await self._exchange.send(peer_id, tensor.message())
             except (TransportError, trio.TooSlowError) as exc:
-                said = one_line(exc) or f"nothing was taken within {_SEND_TIMEOUT:g} s"
+                said = one_line(exc, f"nothing was taken within {_SEND_TIMEOUT:g} s")
                 raise NeighbourLostError(f"a stage takes nothing: {said}", peer_id) from exc
 
     def _give(self, peer_id: str, code: RunMessage, number: int, tensor: PlainTensor) -> None:
@@ -578,8 +578,3 @@ class ChainStage:
     async def _tell(self, code: RunMessage, data: bytes) -> None:
         with trio.fail_after(_SEND_TIMEOUT):
             await self._exchange.send(self._leader, TensorMessage(code, data=data))
-
-
-def one_line(error: BaseException) -> str:
-    """What an error says, as a report has room for it."""
-    return " ".join(str(error).split())[:_MAX_REASON_CHARS]

@@ -48,6 +48,7 @@ from neurogrid.training.averaging.groups import (
 from neurogrid.training.data.blob_files import fetch_file
 from neurogrid.training.data.blobs import fetch_manifest
 from neurogrid.training.data.manifest import Manifest, SliceInfo
+from neurogrid.training.members.failures import one_line, telling_failure
 from neurogrid.training.members.member_blobs import MemberBlobs
 from neurogrid.training.members.saved_state import add_weights, take_weights
 from neurogrid.training.members.settings import MemberSettings
@@ -225,30 +226,23 @@ class Participation:
             NeuroGridError: this machine cannot; the report says why.
         """
         num_failures = 0
-        while True:
-            try:
-                await self._take_part()
-                return
-            except (NotAMemberError, TrainerError) as exc:
-                if self._is_dismissed:
-                    logger.info("the end of the run was not taken in: %s", exc)
+        with telling_failure(self._fail):
+            while True:
+                try:
+                    await self._take_part()
                     return
-                num_failures += 1
-                if num_failures > _MAX_RESTARTS:
-                    self._fail(exc)
-                    raise
-                logger.warning("this machine begins anew with the run: %s", exc)
-                self._note(state="starting", reason=_line(exc), incarnation=0, done=0)
-            except NeuroGridError as exc:
-                self._fail(exc)
-                raise
-            except OSError as exc:
-                error = ConfigurationError(f"this machine cannot keep what the run needs: {exc}")
-                self._fail(error)
-                raise error from exc
+                except (NotAMemberError, TrainerError) as exc:
+                    if self._is_dismissed:
+                        logger.info("the end of the run was not taken in: %s", exc)
+                        return
+                    num_failures += 1
+                    if num_failures > _MAX_RESTARTS:
+                        raise
+                    logger.warning("this machine begins anew with the run: %s", exc)
+                    self._note(state="starting", reason=one_line(exc), incarnation=0, done=0)
 
     def _fail(self, error: NeuroGridError) -> None:
-        self._note(state="failed", reason=_line(error))
+        self._note(state="failed", reason=one_line(error))
 
     def _note(self, **changes: Any) -> None:
         self._report = replace(self._report, **changes)
@@ -544,7 +538,7 @@ class _Work:
                 if left < _RETRY:
                     raise
                 logger.warning("%s; asking again", exc)
-                part._note(reason=f"waits for data: {_line(exc)}"[:200])
+                part._note(reason=f"waits for data: {one_line(exc)}"[:200])
             await trio.sleep(_RETRY)
         if part._report.reason:
             part._note(reason="")
@@ -693,7 +687,3 @@ def _cosine(vector: Tensor, other: Tensor, norm: float) -> float | None:
     if not 0 < norms < math.inf:
         return None
     return min(1.0, max(-1.0, float(torch.dot(vector, other)) / norms))
-
-
-def _line(error: BaseException) -> str:
-    return " ".join(str(error).split())[:200]

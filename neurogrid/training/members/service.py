@@ -32,7 +32,7 @@ from neurogrid.training.data.blobs import SliceCache
 from neurogrid.training.data.handing_on import HandingOn
 from neurogrid.training.data.own_slices import OwnSlices
 from neurogrid.training.members.chain_part import ChainPart
-from neurogrid.training.members.chain_stage import one_line
+from neurogrid.training.members.failures import one_line
 from neurogrid.training.members.member_blobs import MemberBlobs
 from neurogrid.training.members.obedience import Obedience, refuse_other_run
 from neurogrid.training.members.participation import KeepModel, Participation
@@ -392,7 +392,7 @@ class MemberService:
 
     async def _tell_failed(self, leader: str, start: Start, error: NeuroGridError) -> None:
         """Tell a leader why there is no part in its run."""
-        reason = one_line(error) or type(error).__name__
+        reason = one_line(error, type(error).__name__)
         report = Report(run=start.run, seat=start.seat, state="failed", reason=reason)
         await self._tell_leader(leader, [(RunMessage.REPORT, report.encode())])
 

@@ -41,6 +41,7 @@ from neurogrid.renewed_event import RenewedEvent
 from neurogrid.temporary import temporary_directory
 from neurogrid.training.checks import ClaimRules, Settings, cosines_of, start_of
 from neurogrid.training.data.blobs import fetch_manifest
+from neurogrid.training.members.failures import one_line, telling_failure
 from neurogrid.training.members.member_blobs import MemberBlobs
 from neurogrid.training.members.settings import MemberSettings
 from neurogrid.training.members.status import PartStatus
@@ -229,27 +230,22 @@ class WitnessedPart:
             NeuroGridError: this machine cannot; the report says why.
         """
         num_failures = 0
-        while True:
-            try:
-                await self._take_part()
-                return
-            except TrainerError as exc:
-                num_failures += 1
-                if self._is_dismissed or num_failures > _MAX_RESTARTS:
-                    self._fail(exc)
-                    raise
-                logger.warning("this machine begins anew with the run: %s", exc)
-                self._begin_anew(exc, "starting")
-            except NeuroGridError as exc:
-                self._fail(exc)
-                raise
-            except OSError as exc:
-                error = ConfigurationError(f"this machine cannot keep what the run needs: {exc}")
-                self._fail(error)
-                raise error from exc
+        with telling_failure(self._fail):
+            while True:
+                try:
+                    await self._take_part()
+                    return
+                except TrainerError as exc:
+                    num_failures += 1
+                    if self._is_dismissed or num_failures > _MAX_RESTARTS:
+                        raise
+                    logger.warning("this machine begins anew with the run: %s", exc)
+                    self._begin_anew(exc, "starting")
 
     def _fail(self, error: NeuroGridError) -> None:
-        self._report = replace(self._report, state="failed", reason=_line(error))
+        self._report = replace(
+            self._report, state="failed", reason=one_line(error, "it was too slow")
+        )
         self._tell()
 
     def _begin_anew(self, error: NeuroGridError, state: str) -> None:
@@ -258,11 +254,11 @@ class WitnessedPart:
             self.run_id,
             _incarnation(),
             state,
-            reason=_line(error),
+            reason=one_line(error, "it was too slow"),
             number=self._number,
             invitation=self._settings.invitation,
         )
-        self._note(state, reason=_line(error))
+        self._note(state, reason=one_line(error, "it was too slow"))
 
     @property
     def _number(self) -> int:
@@ -709,7 +705,3 @@ class _Member:
 def _incarnation() -> int:
     """Of this process, and greater than any that it had."""
     return time.time_ns()
-
-
-def _line(error: BaseException) -> str:
-    return " ".join(str(error).split())[:200] or "it was too slow"
