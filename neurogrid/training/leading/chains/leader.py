@@ -416,11 +416,14 @@ class ChainLeader:
             first = chain.done[step, stage[0]].digest
             others = [peer for peer in stage if chain.done[step, peer].digest != first]
             if others:
-                what = f"other gradients than {self._members.called(stage[0])} in step {step + 1}"
                 for peer_id in others:
-                    self._members.count_failure(peer_id, f"it came to {what}")
-                names = ", ".join(map(self._members.called, others))
-                raise ChainBroken(f"{names} came to {what}")
+                    self._members.count_failure(
+                        peer_id, f"it came to other gradients in step {step + 1}"
+                    )
+                raise ChainBroken(
+                    f"{', '.join(map(self._members.called, others))} came to other gradients than "
+                    f"{self._members.called(stage[0])} in step {step + 1}"
+                )
 
     def _watch_paces(self, chain: Chain, step: int) -> None:
         """Arrange the stages anew where one has become slow, and another member could take its place.
