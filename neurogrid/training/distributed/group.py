@@ -1,6 +1,7 @@
 """A group of ranks, in the loop's thread: who they are, the channels between them, and what became of them.
 
-A group knows posts, and no tensors. Once anything in it failed all of it has: the numbers of posts would not agree.
+A group knows posts, and no tensors. Once anything in it failed all of it has: the numbers of posts would not agree. A
+rank for which it did tells the others why before it ends, so that all name the same one.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from neurogrid.p2p.wire import Data, ErrorCode, TensorMessage
 from neurogrid.renewed_event import RenewedEvent
 from neurogrid.training.distributed.errors import RankError
 from neurogrid.training.distributed.posts import IncomingPosts, OutgoingPosts
-from neurogrid.training.wire import TrainingMessage
+from neurogrid.training.wire import MAX_FAILURE_CHARS, MAX_RANKS, GroupFailure, TrainingMessage
 
 __all__ = ["COLLECTIVES", "Channel", "Group", "MAX_TAG"]
 
@@ -35,6 +36,8 @@ NOTICE: Final = 1 << 63
 MAX_CHANNELS_PER_RANK: Final = 4096
 # Cost of what one rank may have sent unasked under all tags together: sixteen full windows.
 MAX_UNASKED_PER_RANK: Final = 64 * 1024 * 1024
+# Seconds to tell the others of a failure: one that hangs takes nothing more.
+TELL_TIMEOUT: Final = 1.0
 
 
 class Channel:
@@ -149,6 +152,7 @@ class Group:
         self._channels: dict[tuple[int, int], Channel] = {}
         self._num_channels = [0] * len(peer_ids)
         self._came = RenewedEvent()
+        self._has_told = False
 
     @property
     def size(self) -> int:
@@ -210,6 +214,30 @@ class Group:
             self.failure = error
             self._wake()
 
+    async def tell_failure(self) -> None:
+        """Tell the other ranks why nothing more can be done here; returns when all that take it have it."""
+        if self.failure is None or self._has_told:
+            return
+        self._has_told = True
+        reason = str(self.failure)[:MAX_FAILURE_CHARS] or type(self.failure).__name__
+        message = TensorMessage(
+            msg_type=TrainingMessage.FAILED,
+            request_id=self.number,
+            data=GroupFailure(reason, getattr(self.failure, "ranks", ())[:MAX_RANKS]).encode(),
+        )
+        with trio.move_on_after(TELL_TIMEOUT):
+            async with trio.open_nursery() as nursery:
+                for rank in self.others:
+                    nursery.start_soon(self._tell_failure, self.peer_ids[rank], message)
+
+    async def _tell_failure(self, peer_id: str, message: TensorMessage) -> None:
+        if self.exchange.hello_of(peer_id) is None:
+            return
+        try:
+            await self.exchange.send(peer_id, message)
+        except NeuroGridError as exc:
+            logger.debug("did not tell %s of the failure: %s", peer_id, exc)
+
     def peer_lost(self, peer_id: str, reason: NeuroGridError) -> None:
         """A peer is gone; it may be of this group."""
         rank = self._ranks.get(peer_id)
@@ -223,23 +251,47 @@ class Group:
 
     # What comes
 
+    def receive_failure(self, message: TensorMessage) -> None:
+        """A rank can do nothing more, and says why: what waits for it fails as it did.
+
+        Raises:
+            RemoteProtocolError: its sender is not of this group, or names ranks that are not.
+        """
+        rank = self._rank_of(message)
+        failure = GroupFailure.decode(message.data)
+        if not set(failure.ranks) <= set(self.global_ranks):
+            raise RemoteProtocolError(
+                f"{self.called(rank)} names ranks that {self.name} does not have",
+                code=ErrorCode.PROTOCOL_VIOLATION,
+            )
+        error = RankError(
+            f"{self.called(rank)} failed: {failure.reason}",
+            ranks=failure.ranks or [self.global_ranks[rank]],
+        )
+        if self.lost.setdefault(rank, error) is error:
+            self._wake()
+
     def receive(self, message: TensorMessage) -> None:
         """Take a post or a notice.
 
         Raises:
             RemoteProtocolError: its sender is not of this group, or may not send it.
         """
+        rank = self._rank_of(message)
+        try:
+            self._receive(rank, message)
+        except RemoteProtocolError as exc:
+            self.lose(rank, exc)
+            raise
+
+    def _rank_of(self, message: TensorMessage) -> int:
         rank = self._ranks.get(message.from_peer or "")
         if rank is None:
             raise RemoteProtocolError(
                 f"{message.from_peer} is no rank of group {self.number:x}",
                 code=ErrorCode.PROTOCOL_VIOLATION,
             )
-        try:
-            self._receive(rank, message)
-        except RemoteProtocolError as exc:
-            self.lose(rank, exc)
-            raise
+        return rank
 
     def _receive(self, rank: int, message: TensorMessage) -> None:
         is_new = (rank, message.layer_id) not in self._channels

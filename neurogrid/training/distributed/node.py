@@ -72,6 +72,7 @@ class Node:
         self.exchange = Exchange(host, training_table())
         self._groups: dict[int, Group] = {}
         self.exchange.on_message(TrainingMessage.POST, self._receive)
+        self.exchange.on_message(TrainingMessage.FAILED, self._receive_failure)
         self.exchange.on_stream_broken(self._lost)
 
     async def use_relays(self, addresses: Sequence[str]) -> None:
@@ -107,6 +108,11 @@ class Node:
                 is_expected=True,
             )
         group.receive(message)
+
+    def _receive_failure(self, message: TensorMessage) -> None:
+        group = self._groups.get(message.request_id)
+        if group is not None:
+            group.receive_failure(message)
 
     def _lost(self, peer_id: str, reason: NeuroGridError) -> None:
         for group in tuple(self._groups.values()):

@@ -396,10 +396,17 @@ class NeuroGridProcessGroup(_ProcessGroup):  # type: ignore[misc]
             # The loop has no part in it, whatever it is.
             except Exception as exc:  # noqa: BLE001
                 self._group.fail(RankError(str(exc), ranks=getattr(exc, "ranks", ())))
-                pending.end(exc)
+                self._thread.node.host.start_soon(self._end_failed, pending, exc)
 
         self._thread.soon(start_or_fail)
         return pending
+
+    async def _end_failed(self, pending: Pending, error: BaseException) -> None:
+        """End an operation with an error that the other ranks are told first: its caller may end with it."""
+        try:
+            await self._group.tell_failure()
+        finally:
+            pending.end(error)
 
     def _start(
         self,
@@ -438,10 +445,13 @@ class NeuroGridProcessGroup(_ProcessGroup):  # type: ignore[misc]
         except Exception as exc:  # noqa: BLE001
             error = exc
         finally:
-            if error is not None:
+            if error is None:
+                done.set()
+                pending.end()
+            else:
                 operation.group.fail(RankError(str(error), ranks=getattr(error, "ranks", ())))
-            done.set()
-            pending.end(error)
+                done.set()
+                await self._end_failed(pending, error)
 
     async def _run_within(self, operation: Operation, run: Task) -> None:
         group = operation.group

@@ -21,6 +21,7 @@ from neurogrid.training.wire.group import (
     StateInfo,
     Status,
 )
+from neurogrid.training.wire.ranks import MAX_FAILURE_CHARS, MAX_RANKS, GroupFailure
 from neurogrid.training.wire.settings import GroupSettings
 from neurogrid.training.wire.store import (
     MAX_VALUE_BYTES,
@@ -41,7 +42,9 @@ __all__ = [
     "DEFAULT_TRAINING_LIMITS",
     "DIGEST_BYTES",
     "MAX_CHUNK_BYTES",
+    "MAX_FAILURE_CHARS",
     "MAX_GROUP_MEMBERS",
+    "MAX_RANKS",
     "MAX_NEW_ADDRESSES",
     "MAX_NOTE_BYTES",
     "MAX_STATE_VECTORS",
@@ -50,6 +53,7 @@ __all__ = [
     "Ballot",
     "Candidate",
     "Decision",
+    "GroupFailure",
     "GroupSettings",
     "Join",
     "Joined",

@@ -79,6 +79,8 @@ class TrainingMessage(MessageCode, limits=DEFAULT_TRAINING_LIMITS):
     # Of the store in which ranks find each other: between any of them and the first.
     ASK_STORE = 0x51, Traits(is_request=True)
     STORED = 0x52, Traits(answers=Answers.REQUEST)
+    # From a rank of a process group that can do nothing more in it, to the others.
+    FAILED = 0x53, Traits()
 
 
 def training_table(limits: TrainingLimits = DEFAULT_TRAINING_LIMITS) -> MessageTable:

@@ -12,7 +12,7 @@ import torch
 import trio
 from torch.distributed import ReduceOp
 
-from neurogrid.errors import NeuroGridError
+from neurogrid.errors import NeuroGridError, TransportError
 from neurogrid.p2p.memory import open_memory_network
 from neurogrid.p2p.trust import Insecure
 from neurogrid.p2p.wire import TensorMessage
@@ -24,7 +24,7 @@ from neurogrid.training.distributed.node import Node
 from neurogrid.training.distributed.operation import Operation
 from neurogrid.training.distributed.posts import WINDOW_BYTES
 from neurogrid.training.distributed.sums import reduction_of
-from neurogrid.training.wire import TrainingMessage
+from neurogrid.training.wire import GroupFailure, TrainingMessage
 
 NUMBER = 77
 TIMEOUT = 30.0
@@ -194,3 +194,59 @@ async def test_a_lost_rank_ends_what_waits_for_it_and_nothing_else() -> None:
         sending = Operation(groups[2], "send", tag=1, timeout=TIMEOUT)
         await sending.outgoing(0, 0, 4).send_all(memoryview(b"abcd"))
         assert bytes(await from_two.take(0)) == b"abcd"
+
+
+async def test_a_rank_that_fails_tells_the_others_why_before_it_ends() -> None:
+    """Rank 2 is gone, which rank 0 sees first; rank 1 sees rank 0 end, and names rank 2 all the same."""
+    async with open_ranks(3) as groups:
+        waiting = Operation(groups[1], "recv", tag=1, timeout=TIMEOUT).incoming(0, 0, 4)
+        groups[0].fail(groups[0].lose(2, TransportError("the peer closed the connection")))
+        await groups[0].tell_failure()
+        await groups[0].exchange.close_peer(groups[1].peer_ids[1])
+        with pytest.raises(
+            RankError, match=r"rank 0 \(.*\) failed: rank 2 \(.*\) was lost"
+        ) as caught:
+            await waiting.take(0)
+        assert caught.value.ranks == (2,)
+
+
+async def test_what_was_sent_before_a_failure_is_there_after_it() -> None:
+    async with open_ranks(2) as groups:
+        sending = Operation(groups[0], "send", tag=1, timeout=TIMEOUT)
+        await sending.outgoing(1, 0, 4).send_all(memoryview(b"abcd"))
+        groups[0].fail(RankError("out of memory"))
+        await groups[0].tell_failure()
+        waiting = Operation(groups[1], "recv", tag=1, timeout=TIMEOUT)
+        assert bytes(await waiting.incoming(0, 0, 4).take(0)) == b"abcd"
+        with pytest.raises(RankError, match=r"rank 0 \(.*\) failed: out of memory") as caught:
+            await waiting.incoming(0, 0, 4).take(0)
+        assert caught.value.ranks == (0,)
+
+
+async def test_a_failure_of_ranks_that_are_not_there_is_a_violation() -> None:
+    async with open_ranks(3) as groups:
+        message = TensorMessage(
+            msg_type=TrainingMessage.FAILED,
+            request_id=NUMBER,
+            data=GroupFailure("it was not I", (1, 3)).encode(),
+        )
+        await groups[1].exchange.send(groups[0].peer_ids[0], message)
+        waiting = Operation(groups[0], "recv", tag=1, timeout=TIMEOUT).incoming(1, 0, 4)
+        with pytest.raises(RankError, match=r"rank 1 \(.*\) was lost") as caught:
+            await waiting.take(0)
+        assert caught.value.ranks == (1,)
+
+
+async def test_a_failure_in_a_group_that_is_not_here_is_ignored() -> None:
+    async with open_ranks(2) as groups:
+        message = TensorMessage(
+            msg_type=TrainingMessage.FAILED,
+            request_id=NUMBER + 1,
+            data=GroupFailure("another one").encode(),
+        )
+        await groups[1].exchange.send(groups[0].peer_ids[0], message)
+        sending = Operation(groups[1], "send", tag=1, timeout=TIMEOUT)
+        await sending.outgoing(0, 0, 4).send_all(memoryview(b"abcd"))
+        waiting = Operation(groups[0], "recv", tag=1, timeout=TIMEOUT)
+        assert bytes(await waiting.incoming(1, 0, 4).take(0)) == b"abcd"
+        assert not groups[0].lost
