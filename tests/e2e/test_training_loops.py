@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 
 import pytest
 import torch
@@ -49,6 +49,13 @@ def train(run: Run, net: nn.Module, member: int, steps: range) -> Tensor:
         loss_of(net, member, step).backward()
         run.step(samples=5)
     return flat(net)
+
+
+def results(futures: Sequence[Future[Tensor]]) -> list[Tensor]:
+    """What all members have in the end; the first error of any, before the others' time for it is over."""
+    for future in as_completed(futures, TIMEOUT):
+        future.result()
+    return [future.result() for future in futures]
 
 
 class Members:
@@ -124,7 +131,7 @@ def test_it_is_what_one_process_computes(every: int, lr: float, momentum: float)
 
         first = members.found(3, work(0), every=every, outer_lr=lr, outer_momentum=momentum)
         others = [members.join(work(number)) for number in (1, 2)]
-        weights = [future.result(TIMEOUT) for future in (first, *others)]
+        weights = results([first, *others])
     for other in weights[1:]:
         assert torch.equal(weights[0], other)
     expected = simulate(3, num_steps, every, lr, momentum)
@@ -133,12 +140,14 @@ def test_it_is_what_one_process_computes(every: int, lr: float, momentum: float)
 
 
 def test_a_newcomer_goes_on_where_the_others_are() -> None:
+    both_began = threading.Barrier(3)
     joined = threading.Event()
     with ThreadPoolExecutor(3) as pool:
         members = Members(pool)
 
         def from_the_start(number: int) -> Callable[[Run, nn.Module], Tensor]:
             def work(run: Run, net: nn.Module) -> Tensor:
+                both_began.wait(TIMEOUT)
                 train(run, net, number, range(6))
                 assert run.round == 3
                 assert joined.wait(TIMEOUT)
@@ -155,8 +164,11 @@ def test_a_newcomer_goes_on_where_the_others_are() -> None:
 
         first = members.found(2, from_the_start(0), every=2)
         second = members.join(from_the_start(1))
+        both_began.wait(
+            TIMEOUT
+        )  # the group is founded by the two, and by no third that came before
         third = pool.submit(_when, members, later, first, second)
-        weights = [future.result(TIMEOUT) for future in (first, second, third)]
+        weights = results([first, second, third])
     assert torch.equal(weights[0], weights[1])
     assert torch.equal(weights[0], weights[2])
 
