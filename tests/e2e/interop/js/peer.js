@@ -86,6 +86,10 @@ function carry (stream, socket) {
 }
 
 async function fromStream (stream, socket) {
+  // A stream tells its end once, also where nothing reads yet: on a slow machine we would wait for it for ever.
+  if (stream.remoteWriteStatus === 'closed') {
+    setImmediate(() => { stream.dispatchEvent(new Event('remoteCloseWrite')) })
+  }
   for await (const chunk of stream) {
     const data = chunk instanceof Uint8Array ? chunk : chunk.subarray()
     if (!socket.write(data)) {
