@@ -39,6 +39,7 @@ from neurogrid.training.runs.alarms import (
     AlarmKind,
     MemberFacts,
     Waiting,
+    apart_from,
     find_alarms,
 )
 from neurogrid.training.runs.changes import run_at
@@ -106,6 +107,7 @@ class _Seat:
 
     Attributes:
         is_tried: its works are of no round: it was on trial when they were dealt.
+        last_told: the last round of which its figures were looked at.
     """
 
     name: str
@@ -115,6 +117,9 @@ class _Seat:
     num_rounds: int = 0
     num_late: int = 0
     late_in_a_row: int = 0
+    apart_in_a_row: int = 0
+    still_in_a_row: int = 0
+    last_told: int = 0
 
 
 @dataclass(slots=True)
@@ -617,7 +622,7 @@ class RunBoard(QuietProgress):
         last = [each.seconds for each in self._rounds if each.seconds > 0][-NUM_ROUNDS:]
         return median(last) if last else 0.0
 
-    def _find_alarms(self, members: Sequence[MemberStatus]) -> tuple[Alarm, ...]:
+    def _facts(self, members: Sequence[MemberStatus]) -> list[MemberFacts]:
         facts = []
         for each in members:
             seat = self._seats.get(each.seat) if each.seat is not None else None
@@ -631,8 +636,27 @@ class RunBoard(QuietProgress):
                         each.cosine,
                         each.versions,
                         seat.late_in_a_row,
+                        seat.apart_in_a_row,
+                        seat.still_in_a_row,
                     )
                 )
+        return facts
+
+    def _count_odd(self, members: Sequence[MemberStatus]) -> None:
+        """Count the rounds in a row in which members were odd, each round for which one has told its figures once."""
+        facts = {each.seat: each for each in self._facts(members)}
+        apart = apart_from(list(facts.values()))
+        for each in members:
+            if each.seat is None or each.seat not in facts:
+                continue
+            seat, told = self._seats[each.seat], facts[each.seat]
+            if each.round != seat.last_told:
+                seat.last_told = each.round
+                seat.apart_in_a_row = seat.apart_in_a_row + 1 if each.seat in apart else 0
+                seat.still_in_a_row = seat.still_in_a_row + 1 if told.is_still else 0
+
+    def _find_alarms(self, members: Sequence[MemberStatus]) -> tuple[Alarm, ...]:
+        facts = self._facts(members)
         look = self._seen()
         waiting = None
         if look is not None and look.state.phase is Phase.TRAINING and self._last_at:
@@ -654,7 +678,9 @@ class RunBoard(QuietProgress):
     def _watch_alarms(self) -> None:
         """Say each alarm once, when it begins; one that comes and goes is the same."""
         self._num_lines += 1
-        for alarm in self._find_alarms(self._members(self._seen())):
+        members = self._members(self._seen())
+        self._count_odd(members)
+        for alarm in self._find_alarms(members):
             if (alarm.kind, alarm.seat) not in self._held:
                 self.events.publish(EventKind.ALARM, alarm.text, severity=Severity.WARNING)
                 self.on_alarm(alarm.text)

@@ -16,7 +16,7 @@ from itertools import pairwise
 from statistics import fmean, median, stdev
 from typing import Final
 
-__all__ = ["Accused", "Alarm", "AlarmKind", "MemberFacts", "Waiting", "find_alarms"]
+__all__ = ["Accused", "Alarm", "AlarmKind", "MemberFacts", "Waiting", "apart_from", "find_alarms"]
 
 NUM_FLAT: Final = 20
 """Losses, one a round, over which a loss that does not fall is called flat."""
@@ -31,6 +31,8 @@ _LATEST: Final = 0.3
 _APART: Final = 0.3
 # Rounds in a row that went on without a member that had work.
 _NUM_LATE: Final = 3
+# Rounds in a row in which a member was odd: one may be chance of few samples, or a learning rate that begins at 0.
+_NUM_ODD: Final = 3
 # A round that is open this many times as long as they usually are, and for so many seconds at least.
 _SLOW: Final = 5.0
 _SLOW_SECONDS: Final = 30.0
@@ -76,6 +78,8 @@ class MemberFacts:
         cosine: between that and the aggregate; None for none yet.
         versions: of what it computes with, by library.
         late_in_a_row: of the last rounds, how many went on without it while it had work.
+        apart_in_a_row, still_in_a_row: of the last rounds for which it told its figures, in how many it was among
+            `apart_from`, and contributed a difference of zero.
     """
 
     seat: int
@@ -85,6 +89,13 @@ class MemberFacts:
     cosine: float | None = None
     versions: Mapping[str, str] = field(default_factory=dict)
     late_in_a_row: int = 0
+    apart_in_a_row: int = 0
+    still_in_a_row: int = 0
+
+    @property
+    def is_still(self) -> bool:
+        """Whether what it contributed last was a difference of zero."""
+        return self.difference_norm is not None and self.difference_norm < _ZERO
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,19 +192,33 @@ def _moving_means(losses: Sequence[float]) -> list[float]:
     return means
 
 
+def apart_from(members: Sequence[MemberFacts]) -> dict[int, float | None]:
+    """The seats of members whose last differences point elsewhere, and the median of the others' cosines.
+
+    None where there is no other that has one.
+    """
+    known = [(member, member.cosine) for member in members if member.cosine is not None]
+    found = {}
+    for member, cosine in known:
+        others = [other for each, other in known if each is not member]
+        if cosine < 0 or (len(others) >= 2 and cosine < median(others) - _APART):
+            found[member.seat] = median(others) if others else None
+    return found
+
+
 def _of_gradients(members: Sequence[MemberFacts]) -> list[Alarm]:
     found = []
     for member in members:
-        norms = {
-            "gradient": member.gradient_norm,
-            "difference to the common weights": member.difference_norm,
-        }
-        zero = [what for what, norm in norms.items() if norm is not None and norm < _ZERO]
-        if zero:
+        zero = None
+        if member.gradient_norm is not None and member.gradient_norm < _ZERO:
+            zero = "gradient"
+        elif member.is_still and member.still_in_a_row >= _NUM_ODD:
+            zero = "difference to the common weights"
+        if zero is not None:
             found.append(
                 Alarm(
                     AlarmKind.ZERO_GRADIENTS,
-                    f"{member.name} learns nothing: its {zero[0]} is zero; are all its labels masked, or all weights "
+                    f"{member.name} learns nothing: its {zero} is zero; are all its labels masked, or all weights "
                     "frozen?",
                     member.seat,
                 )
@@ -202,17 +227,19 @@ def _of_gradients(members: Sequence[MemberFacts]) -> list[Alarm]:
 
 
 def _of_cosines(members: Sequence[MemberFacts]) -> list[Alarm]:
-    known = [(member, member.cosine) for member in members if member.cosine is not None]
     found = []
-    for member, cosine in known:
-        others = [other for each, other in known if each is not member]
-        if cosine < 0 or (len(others) >= 2 and cosine < median(others) - _APART):
-            beside = f", the others {median(others):.2f}" if others else ""
+    apart = apart_from(members)
+    for member in members:
+        if member.cosine is None or member.seat not in apart:
+            continue
+        if member.apart_in_a_row >= _NUM_ODD:
+            others = apart[member.seat]
+            beside = f", the others {others:.2f}" if others is not None else ""
             found.append(
                 Alarm(
                     AlarmKind.MEMBER_APART,
-                    f"{member.name} is apart: the cosine of what it learned to what all learned is {cosine:.2f}"
-                    f"{beside}; are its data, its versions and its machine sound?",
+                    f"{member.name} is apart for {member.apart_in_a_row} rounds: the cosine of what it learned to what "
+                    f"all learned is {member.cosine:.2f}{beside}; are its data, its versions and its machine sound?",
                     member.seat,
                 )
             )

@@ -32,9 +32,9 @@ def kinds(alarms: tuple[Alarm, ...]) -> list[AlarmKind]:
     return [alarm.kind for alarm in alarms]
 
 
-def members(*cosines: float | None) -> list[MemberFacts]:
+def members(*cosines: float | None, in_a_row: int = 3) -> list[MemberFacts]:
     return [
-        MemberFacts(seat, f"m{seat}", 1.0, 0.5, cosine, {"torch": "2.10"})
+        MemberFacts(seat, f"m{seat}", 1.0, 0.5, cosine, {"torch": "2.10"}, apart_in_a_row=in_a_row)
         for seat, cosine in enumerate(cosines)
     ]
 
@@ -84,7 +84,9 @@ def test_a_loss_that_is_not_finite_diverges(loss: float) -> None:
 def test_one_member_apart() -> None:
     [alarm] = find_alarms(LEARNING, members(0.7, 0.1, 0.6, 0.65))
     assert (alarm.kind, alarm.seat) == (AlarmKind.MEMBER_APART, 1)
-    assert "m1" in alarm.text
+    assert alarm.text.startswith("m1 is apart for 3 rounds: the cosine ")
+    once = members(0.7, 0.1, 0.6, 0.65, in_a_row=2)
+    assert find_alarms(LEARNING, once) == (), "few samples point anywhere now and then"
 
 
 def test_members_that_all_differ_alike_are_not_apart() -> None:
@@ -101,7 +103,10 @@ def test_a_member_that_points_away_is_apart_even_of_two() -> None:
     ("facts", "what"),
     [
         (MemberFacts(3, "m", gradient_norm=0.0), "gradient"),
-        (MemberFacts(3, "m", gradient_norm=1.0, difference_norm=0.0), "difference"),
+        (
+            MemberFacts(3, "m", gradient_norm=1.0, difference_norm=0.0, still_in_a_row=3),
+            "difference",
+        ),
         (MemberFacts(3, "m", gradient_norm=0.0, difference_norm=0.0), "gradient"),
     ],
 )
@@ -109,6 +114,11 @@ def test_zero_gradients(facts: MemberFacts, what: str) -> None:
     [alarm] = find_alarms(LEARNING, [facts])
     assert (alarm.kind, alarm.seat) == (AlarmKind.ZERO_GRADIENTS, 3)
     assert f"its {what}" in alarm.text
+
+
+def test_a_rate_that_warms_up_from_zero_is_no_alarm() -> None:
+    assert find_alarms([8.3], [MemberFacts(0, "m", 1.0, 0.0, still_in_a_row=1)]) == ()
+    assert find_alarms(LEARNING, [MemberFacts(0, "m", 1.0, 0.1, still_in_a_row=3)]) == ()
 
 
 def test_a_member_that_is_late_each_time_never_reaches_its_target() -> None:
@@ -156,6 +166,8 @@ def test_another_version_of_what_computes() -> None:
             cosine=st.none() | st.floats(-1, 1),
             versions=st.dictionaries(st.just("torch"), st.sampled_from(("1", "2", "3"))),
             late_in_a_row=st.integers(0, 5),
+            apart_in_a_row=st.integers(0, 5),
+            still_in_a_row=st.integers(0, 5),
         ),
         max_size=5,
     ),

@@ -287,6 +287,22 @@ def test_rounds_after_the_checkpoint_are_taken_back(run: Run) -> None:
     assert status.waits == "waits for those who had a seat: a, b"
 
 
+def test_a_member_is_apart_when_it_was_for_three_rounds(run: Run) -> None:
+    run.join("a", "b", "c")
+    for round in (1, 1, 2, 3):
+        for name, cosine in (("a", 0.7), ("b", 0.1), ("c", 0.6)):
+            run.report(name, round=round, cosine=cosine, gradient_norm=1.0)
+        assert run.board.status().alarms == ()
+        run.decide("a", "b", "c", loss=3.0 - round / 10)
+    [alarm] = run.board.status().alarms
+    assert (alarm.kind, alarm.seat) == (AlarmKind.MEMBER_APART, 1)
+    run.report("b", round=4, cosine=0.6, gradient_norm=1.0)
+    run.decide("a", "b", "c", loss=2.5)
+    run.report("b", round=5, cosine=0.1, gradient_norm=1.0)
+    run.decide("a", "b", "c", loss=2.4)
+    assert run.board.status().alarms == ()
+
+
 def test_an_alarm_is_said_once_and_stays_in_the_status(run: Run) -> None:
     run.join("a", "b")
     run.report("a", gradient_norm=0.0)
