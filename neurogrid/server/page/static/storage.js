@@ -17,12 +17,13 @@ class Store {
 
   /** Keep a text under a name; null forgets it. */
   set(name, value) {
-    if (value === null) this.here.delete(name);
-    else this.here.set(name, value);
+    // What the browser keeps is kept there alone: another tab may change it, or delete it.
+    this.here.delete(name);
     try {
       if (value === null) this.place().removeItem(`neurogrid-${name}`);
       else this.place().setItem(`neurogrid-${name}`, value);
     } catch {
+      if (value !== null) this.here.set(name, value);
       // Switched off or full, as above: what was kept before must not come back in its place.
       try {
         this.place().removeItem(`neurogrid-${name}`);

@@ -1,0 +1,75 @@
+"""The scripts of the page, in node, without a browser: what is kept of conversations, and what buttons do.
+
+How it looks, and that it works in a browser, is shown by tests/e2e/test_page.py.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+STATIC = Path(__file__).parents[2] / "neurogrid" / "server" / "page" / "static"
+BROWSER = Path(__file__).with_name("page_browser.mjs")
+NODE = shutil.which("node")
+DEADLINE = 60.0
+
+pytestmark = pytest.mark.skipif(NODE is None, reason="needs node")
+
+Run = Callable[[str], Any]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    """Runs a script beside those of the page; gives what it `export`s as its default."""
+    for script in STATIC.glob("*.js"):
+        shutil.copy(script, tmp_path)
+    shutil.copy(BROWSER, tmp_path)
+    (tmp_path / "package.json").write_text('{"type": "module"}')
+
+    def run_script(text: str) -> Any:
+        (tmp_path / "script.js").write_text(text)
+        told = (
+            'console.log(JSON.stringify((await import("./script.js")).default)); process.exit(0);'
+        )
+        command = [str(NODE), "--input-type=module", "--eval", told]
+        ended = subprocess.run(
+            command, cwd=tmp_path, capture_output=True, text=True, timeout=DEADLINE, check=False
+        )
+        assert ended.returncode == 0, ended.stderr
+        return json.loads(ended.stdout)
+
+    return run_script
+
+
+def test_what_another_tab_deletes_does_not_come_back(run: Run) -> None:
+    kept = run("""
+        import "./page_browser.mjs";
+        import { always } from "./storage.js";
+        always.set("conversations", "[1]");
+        localStorage.removeItem("neurogrid-conversations");
+        export default always.get("conversations", "none");
+    """)
+    assert kept == "none"
+
+
+def test_what_the_browser_does_not_keep_holds_until_the_page_is_left(run: Run) -> None:
+    kept = run("""
+        import { Place } from "./page_browser.mjs";
+        import { always } from "./storage.js";
+        globalThis.localStorage = new Place(10);
+        always.set("a", "short");
+        always.set("a", "longer than that");
+        const full = always.get("a");
+        always.set("a", null);
+        const deleted = always.get("a");
+        globalThis.localStorage = undefined;
+        always.set("b", "there is none");
+        export default [full, deleted, always.get("b")];
+    """)
+    assert kept == ["longer than that", None, "there is none"]
