@@ -73,3 +73,19 @@ def test_what_the_browser_does_not_keep_holds_until_the_page_is_left(run: Run) -
         export default [full, deleted, always.get("b")];
     """)
     assert kept == ["longer than that", None, "there is none"]
+
+
+def test_what_one_tab_switches_off_no_other_goes_on_with(run: Run) -> None:
+    kept = run("""
+        import "./page_browser.mjs";
+        import { History } from "./history.js";
+        const turns = [{ role: "user", content: "A secret" }];
+        const [one, other] = [new History(), new History()];
+        one.turn(false);
+        other.keep({ id: "a", turns, asText: false });
+        const hidden = other.list().length;
+        one.turn(true);
+        other.keep({ id: "a", turns, asText: false });
+        export default [hidden, one.list().length];
+    """)
+    assert kept == [0, 1]

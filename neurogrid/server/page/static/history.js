@@ -10,8 +10,9 @@ const MAX_CHARS = 2_000_000;
 
 /** What is kept: { id, at, turns, asText }, the newest first. */
 export class History {
-  constructor() {
-    this.isOn = always.get("history") !== "off";
+  /** Asked each time: Settings may say so in another tab. */
+  get isOn() {
+    return always.get("history") !== "off";
   }
 
   list() {
@@ -43,7 +44,6 @@ export class History {
 
   /** Keep conversations from here on, or none, and those of before no longer. */
   turn(isOn) {
-    this.isOn = isOn;
     always.set("history", isOn ? null : "off");
     if (!isOn) this.clear();
   }

@@ -49,7 +49,6 @@ temperature.value = always.get("temperature", "0.7");
 maxTokens.value = always.get("max-tokens", "256");
 systemPrompt.value = always.get("system-prompt", "");
 tools.value = always.get("tools", "");
-keepsHistory.checked = history.isOn;
 /** The tools as the API takes them; null for none, or where what is written is no list. */
 function toolsOf(text) {
   if (!text.trim()) return null;
@@ -71,6 +70,7 @@ tools.addEventListener("input", checkTools);
 temperature.addEventListener("input", showTemperature);
 byId("settings-button").addEventListener("click", () => {
   apiKey.value = currentKey();
+  keepsHistory.checked = history.isOn; // another tab may have switched it
   settingsDialog.showModal();
 });
 settingsDialog.addEventListener("close", () => {
