@@ -89,3 +89,19 @@ def test_what_one_tab_switches_off_no_other_goes_on_with(run: Run) -> None:
         export default [hidden, one.list().length];
     """)
     assert kept == [0, 1]
+
+
+def test_a_conversation_that_is_too_long_to_be_kept_takes_no_other_along(run: Run) -> None:
+    kept = run("""
+        import { Place } from "./page_browser.mjs";
+        import { History } from "./history.js";
+        globalThis.localStorage = new Place(5_000_000);
+        const history = new History();
+        history.keep({ id: "a", turns: [{ role: "user", content: "Before" }], asText: false });
+        const turns = [{ role: "user", content: "What is this?" }];
+        history.keep({ id: "b", turns: [...turns], asText: false });
+        turns.push({ role: "user", content: "And these?", images: [`data:image/png;base64,${"A".repeat(6_000_000)}`] });
+        history.keep({ id: "b", turns, asText: false });
+        export default JSON.parse(localStorage.getItem("neurogrid-conversations")).map((one) => one.turns[0].content);
+    """)
+    assert kept == ["What is this?", "Before"]

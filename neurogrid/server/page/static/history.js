@@ -31,7 +31,10 @@ export class History {
     const before = this.list();
     const known = before.find((one) => one.id === id);
     if (known && JSON.stringify(known.turns) === JSON.stringify(turns)) return;
-    this.write([{ id, at: Date.now(), turns, asText }, ...before.filter((one) => one.id !== id)]);
+    const now = { id, at: Date.now(), turns, asText };
+    // One that leaves no room for others, with images mostly: they stay, and so does what was kept of it.
+    if (JSON.stringify(now).length > MAX_CHARS) return;
+    this.write([now, ...before.filter((one) => one.id !== id)]);
   }
 
   delete(id) {
@@ -51,7 +54,7 @@ export class History {
   write(list) {
     let texts = list.slice(0, MAX_KEPT).map((one) => JSON.stringify(one));
     let length = 0;
-    texts = texts.filter((text, index) => (length += text.length) <= MAX_CHARS || index === 0);
+    texts = texts.filter((text) => (length += text.length) <= MAX_CHARS);
     always.set("conversations", texts.length ? `[${texts.join(",")}]` : null);
   }
 }
