@@ -19,6 +19,42 @@ BROWSER = Path(__file__).with_name("page_browser.mjs")
 NODE = shutil.which("node")
 DEADLINE = 60.0
 
+# A chat whose requests get `answers`, in turn: a text, or null for a connection that fails.
+CHAT = """
+    import { leave } from "./page_browser.mjs";
+    import { Chat } from "./chat.js";
+    import { History } from "./history.js";
+    const asked = [];
+    let answers = [];
+    globalThis.fetch = async (path, { body }) => {
+        asked.push(JSON.parse(body).messages);
+        const text = answers.shift();
+        if (text === null) throw new TypeError("refused");
+        const delta = JSON.stringify({ choices: [{ delta: { content: text }, finish_reason: "stop" }] });
+        return new Response(`data: ${delta}\\n\\ndata: [DONE]\\n\\n`);
+    };
+    const history = new History();
+    const settings = () => ({ temperature: 1, maxTokens: 9, system: "", tools: null });
+    const nothing = () => null;
+    const nobody = { model: nothing, status: nothing, onKey: nothing, takesImages: nothing };
+    const chat = new Chat({ settings, history, ...nobody });
+    async function say(text) {
+        chat.prompt.value = text;
+        chat.submit();
+        await ended();
+    }
+    async function ended() {
+        while (chat.running) await new Promise((resolve) => setTimeout(resolve, 1));
+    }
+    /** The buttons of that name that are to be seen: `.if-last` is hidden behind the last message. */
+    function buttons(name) {
+        const isShown = (message, button) => message === chat.list.lastChild || !button.classes.has("if-last");
+        return chat.list.childNodes.flatMap((message) =>
+            message.all.filter((one) => one.name === "button" && one.textContent === name && isShown(message, one)),
+        );
+    }
+"""
+
 pytestmark = pytest.mark.skipif(NODE is None, reason="needs node")
 
 Run = Callable[[str], Any]
@@ -105,3 +141,19 @@ def test_a_conversation_that_is_too_long_to_be_kept_takes_no_other_along(run: Ru
         export default JSON.parse(localStorage.getItem("neurogrid-conversations")).map((one) => one.turns[0].content);
     """)
     assert kept == ["What is this?", "Before"]
+
+
+def test_what_is_deleted_from_the_history_stays_so_when_the_page_is_left(run: Run) -> None:
+    kept = run(
+        CHAT
+        + """
+        answers = ["An answer"];
+        await say("A secret");
+        const before = history.list().length;
+        history.clear();
+        leave();
+        const tab = JSON.parse(sessionStorage.getItem("neurogrid-chat")).turns.length;
+        export default [before, history.list().length, tab];
+    """
+    )
+    assert kept == [1, 0, 2]

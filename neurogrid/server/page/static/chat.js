@@ -59,7 +59,8 @@ export class Chat {
       if (event.key === "Escape" && this.running && !document.querySelector("dialog[open]")) this.stop();
     });
     byId("new-chat").addEventListener("click", () => this.begin());
-    addEventListener("pagehide", () => this.keep());
+    // What was deleted from the history is not to be in it again for that the page is left.
+    addEventListener("pagehide", () => this.keepInTab());
     this.restore();
   }
 
@@ -99,11 +100,16 @@ export class Chat {
   }
 
   keep() {
+    const { id, turns, asText } = this;
+    this.keepInTab();
+    if (!this.writing) this.history.keep({ id, turns, asText });
+  }
+
+  keepInTab() {
     const turns = [...this.turns];
     if (this.writing?.text) turns.push(turnOf(this.writing, "the page was loaded anew while this was written"));
     const { id, asText } = this;
     thisTab.set("chat", turns.length ? JSON.stringify({ id, turns, asText }) : null);
-    if (!this.writing) this.history.keep({ id, turns, asText });
   }
 
   offerAgain(view) {
