@@ -157,3 +157,21 @@ def test_what_is_deleted_from_the_history_stays_so_when_the_page_is_left(run: Ru
     """
     )
     assert kept == [1, 0, 2]
+
+
+def test_an_answer_that_failed_is_asked_for_again_only_while_it_is_the_last(run: Run) -> None:
+    turns = run(
+        CHAT
+        + """
+        answers = [null, null, "An answer", "Another"];
+        await say("One");
+        const [again] = buttons("Try again");
+        again.click();
+        await ended();
+        await say("Two");
+        buttons("Try again").forEach((button) => button.click());
+        await ended();
+        export default [asked.length, chat.turns.map((turn) => turn.content)];
+    """
+    )
+    assert turns == [3, ["One", "Two", "An answer"]]

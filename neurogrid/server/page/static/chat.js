@@ -228,12 +228,14 @@ export class Chat {
         return;
       } else {
         view.fail(error instanceof TypeError ? "The connection to the server is lost." : error.message);
-        view.offer("Try again", () => this.again(view));
+        // As long as it is the last: later, what would be asked again is another turn.
+        view.offer("Try again", () => this.again(view), { isLast: true });
         if (error.code === "chat_template") {
-          view.offer("Let it continue the text", () => {
+          const goOn = () => {
             this.asText = true;
             this.again(view);
-          });
+          };
+          view.offer("Let it continue the text", goOn, { isLast: true });
         }
       }
     } finally {
