@@ -175,3 +175,22 @@ def test_an_answer_that_failed_is_asked_for_again_only_while_it_is_the_last(run:
     """
     )
     assert turns == [3, ["One", "Two", "An answer"]]
+
+
+def test_a_message_has_no_more_images_than_it_may_whatever_way_they_come(run: Run) -> None:
+    told = run("""
+        import "./page_browser.mjs";
+        import { Attachments } from "./attachments.js";
+        globalThis.createImageBitmap = (file) => new Promise((resolve) => setTimeout(resolve, 1, file));
+        globalThis.FileReader = class extends EventTarget {
+            readAsDataURL({ name }) {
+                this.result = `data:image/png;base64,${name}`;
+                this.dispatchEvent(new Event("load"));
+            }
+        };
+        const files = Array.from({ length: 15 }, (_, index) => ({ type: "image/png", size: 1, name: `${index}` }));
+        const attachments = new Attachments(() => true);
+        await Promise.all([attachments.add(files.slice(1)), attachments.add(files)]);
+        export default [attachments.urls.length, attachments.note.textContent];
+    """)
+    assert told == [16, "A message has 16 images at most."]

@@ -52,15 +52,19 @@ export class Attachments {
   async add(files) {
     setText(this.note, "");
     for (const file of files) {
-      if (this.urls.length === MAX_IMAGES) {
+      let url = null;
+      try {
+        if (this.urls.length < MAX_IMAGES) url = await urlOf(file);
+      } catch {
+        setText(this.note, `${file.name || "That"} is no image in PNG, JPEG, WebP or GIF.`);
+        continue;
+      }
+      // Others may have come while this one was read.
+      if (this.urls.length >= MAX_IMAGES) {
         setText(this.note, `A message has ${MAX_IMAGES} images at most.`);
         break;
       }
-      try {
-        this.urls.push(await urlOf(file));
-      } catch {
-        setText(this.note, `${file.name || "That"} is no image in PNG, JPEG, WebP or GIF.`);
-      }
+      this.urls.push(url);
       this.show();
     }
     byId("prompt").focus();
