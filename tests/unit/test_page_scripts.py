@@ -19,7 +19,7 @@ BROWSER = Path(__file__).with_name("page_browser.mjs")
 NODE = shutil.which("node")
 DEADLINE = 60.0
 
-# A chat whose requests get `answers`, in turn: a text, or null for a connection that fails.
+# A chat whose requests get `answers`, in turn: a text, null for a connection that fails, or a status.
 CHAT = """
     import { leave } from "./page_browser.mjs";
     import { Chat } from "./chat.js";
@@ -30,6 +30,7 @@ CHAT = """
         asked.push(JSON.parse(body).messages);
         const text = answers.shift();
         if (text === null) throw new TypeError("refused");
+        if (typeof text === "number") return new Response("{}", { status: text });
         const delta = JSON.stringify({ choices: [{ delta: { content: text }, finish_reason: "stop" }] });
         return new Response(`data: ${delta}\\n\\ndata: [DONE]\\n\\n`);
     };
@@ -194,3 +195,36 @@ def test_a_message_has_no_more_images_than_it_may_whatever_way_they_come(run: Ru
         export default [attachments.urls.length, attachments.note.textContent];
     """)
     assert told == [16, "A message has 16 images at most."]
+
+
+def test_an_answer_that_waits_for_a_key_is_read_aloud_once(run: Run) -> None:
+    """What the first request would say is nothing, in the place of what the second one does."""
+    told = run(
+        """
+        const timers = new Set();
+        const [set, clear] = [globalThis.setInterval, globalThis.clearInterval];
+        globalThis.setInterval = (...args) => {
+            const timer = set(...args);
+            timers.add(timer);
+            return timer;
+        };
+        globalThis.clearInterval = (timer) => {
+            timers.delete(timer);
+            clear(timer);
+        };
+    """
+        + CHAT
+        + """
+        const fetched = globalThis.fetch;
+        const during = [];
+        globalThis.fetch = (...args) => {
+            during.push(timers.size);
+            return fetched(...args);
+        };
+        answers = [401, 401, "An answer"];
+        await say("One");
+        while (chat.turns.length < 2) await ended();
+        export default [during, timers.size, chat.turns[1].content];
+    """
+    )
+    assert told == [[3, 3, 3], 0, "An answer"]

@@ -222,6 +222,7 @@ export class Chat {
         view.fail("This server asks for a key.");
         this.running = null;
         this.showRunning(false);
+        timers.forEach(clearInterval); // the answer that takes its place has its own
         await this.onKey();
         view.remove();
         if (this.turns === turns) await this.answer();
