@@ -228,3 +228,21 @@ def test_an_answer_that_waits_for_a_key_is_read_aloud_once(run: Run) -> None:
     """
     )
     assert told == [[3, 3, 3], 0, "An answer"]
+
+
+def test_the_lines_of_a_long_run_are_bounded_and_the_newest_stay(run: Run) -> None:
+    found = run("""
+        import { thinned } from "./curves.js";
+        let lines = [];
+        let most = 0;
+        for (let round = 1; round <= 20_000; round += 1) {
+            lines = thinned(lines.concat([{ round }]));
+            most = Math.max(most, lines.length);
+        }
+        const rounds = lines.map((line) => line.round);
+        export default [most, rounds[0], rounds.slice(-1000), thinned(Array(100_000).fill(0)).length];
+    """)
+    assert found[0] <= 4096
+    assert found[1] == 1
+    assert found[2] == list(range(19_001, 20_001))
+    assert found[3] <= 4096

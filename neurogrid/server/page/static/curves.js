@@ -6,6 +6,8 @@ const LEFT = 46;
 const RIGHT = 12;
 const TOP = 10;
 const BOTTOM = 26;
+// Drawn each time that one comes; and what is beyond some hundred thousand no browser takes as arguments of a function.
+const MAX_LINES = 4096;
 
 /** Round numbers between two ends, about so many. */
 export function ticks(low, high, about) {
@@ -17,6 +19,13 @@ export function ticks(low, high, about) {
   const first = Math.ceil(low / step - 1e-9);
   const last = Math.floor(high / step + 1e-9);
   return Array.from({ length: last - first + 1 }, (_, index) => (first + index) * step);
+}
+
+/** Lines that grow for as long as the page is open, bounded as the server bounds them: of the older half each second goes. */
+export function thinned(lines, most = MAX_LINES) {
+  if (lines.length <= most) return lines;
+  const half = Math.floor(lines.length / 2);
+  return thinned([...lines.slice(0, half).filter((_, index) => index % 2 === 0), ...lines.slice(half)], most);
 }
 
 /** Means over as many points before as after, fewer at the ends: they lag behind nothing. */

@@ -1,7 +1,7 @@
 // The page of a training run: how far it is, whether it learns, who takes part, what happened.
 
 import { ask, setKey } from "./api.js";
-import { Curves, smooth } from "./curves.js";
+import { Curves, smooth, thinned } from "./curves.js";
 import { KeyedList, byId, html, setAttributes, setText } from "./dom.js";
 import { clock, count, duration, perSecond, remaining } from "./format.js";
 import { Entry } from "./log.js";
@@ -266,7 +266,7 @@ async function takeFigures() {
   else if (lines.length && status.round === last) return;
   const { metrics } = await get(`/v1/training/metrics?after=${lines.at(-1)?.round ?? 0}`);
   if (!metrics.length) return;
-  lines = lines.concat(metrics);
+  lines = thinned(lines.concat(metrics));
   drawCurves();
 }
 
