@@ -123,3 +123,19 @@ def test_a_failure_on_the_way_is_told_twice(model: LoadedModel) -> None:
     assert failed["response"]["status"] == "failed"
     assert failed["response"]["error"]["message"] == "no worker for layers 4 to 7"
     assert asked(coordinator).status == 503
+
+
+@pytest.mark.parametrize("number", ["1e999", "-1e999"])
+def test_a_number_that_nobody_could_write_back_is_refused(model: LoadedModel, number: str) -> None:
+    """What a response tells again of its request would not be JSON."""
+    tool = f'{{"type": "function", "name": "f", "parameters": {{"minimum": {number}}}}}'
+    body = f'{{"input": "A", "tools": [{tool}], "tool_choice": "none"}}'.encode()
+
+    async def main() -> Answered:
+        with served(Told(model)) as post:
+            headers = [("content-type", "application/json")]
+            return await post("/v1/responses", parts=[body], headers=headers)
+
+    answered = run(main)
+    assert (answered.status, answered.error["type"]) == (400, "invalid_request_error")
+    assert "no JSON" in answered.error["message"]
