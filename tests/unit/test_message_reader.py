@@ -187,7 +187,12 @@ def test_an_object_tells_its_name_before_its_arguments(
 
 
 @pytest.mark.parametrize(
-    "text", ["[1]", "{1}", '{"name" 1}', '{"name":,}', '{"a": 1}', '{"name": ""}']
+    "text",
+    [
+        *("[1]", "{1}", '{"name" 1}', '{"name":,}', '{"a": 1}', '{"name": ""}'),
+        # Half of a surrogate pair, which no answer could tell.
+        *('{"name": "f\\ud83d"}', '{"name": "f", "arguments": "{\\"a\\": \\"\\ud83d\\"}"}'),
+    ],
 )
 def test_an_object_that_is_no_call_is_broken(text: str) -> None:
     reader = CallObject("arguments")
@@ -221,3 +226,10 @@ def test_thinking_is_as_the_template_and_the_prompt_say() -> None:
     assert thinking_of("a </think> b", "x<think>\n\n</think>\n\n") is None
     assert thinking_of("a </think> b", "x<think>y</think>z") == THINKING
     assert thinking_of("nothing", "x<think>") is None
+
+
+@pytest.mark.parametrize("value", ["NaN", "-Infinity", "1e999", '"\\ud83d"', "[" * 100_000])
+def test_a_value_that_no_answer_could_tell_is_text(value: str) -> None:
+    text = f"<tool_call>\n<function=weather>\n<parameter=days>\n{value}\n</parameter>\n</function>"
+    ((name, arguments),) = read(form_of("qwen3_coder"), text)[2]
+    assert (name, json.loads(arguments)) == ("weather", {"days": value})

@@ -187,6 +187,17 @@ def test_calls_are_told_whole() -> None:
     assert json.loads(shape.usage_event(Usage(3)))["done"] is True
 
 
+@pytest.mark.parametrize("value", ["NaN", "1e999", '"\\ud83d"', "[" * 100_000])
+def test_a_call_that_could_not_be_told_ends_no_answer(value: str) -> None:
+    call = CallPiece(0, "call_a", "f", f'{{"x": {value}}}')
+    pieces = [Piece("So: "), Piece("", calls=(call,), finish_reason="tool_calls")]
+    whole = json.loads(OllamaShape("m", "chat").whole([pieces], Usage(3)))
+    assert whole["message"] == {"role": "assistant", "content": "So: "}
+    shape = OllamaShape("m", "chat")
+    told = [event for each in pieces if (event := shape.event(0, each))]
+    assert [json.loads(event)["message"]["content"] for event in told] == ["So: "]
+
+
 def test_a_failure_on_the_way_is_a_line(model: LoadedModel) -> None:
     coordinator = Told(model, NoRouteError("no worker for layers 4 to 7"), num_before=2)
     *_, last = lines(asked(coordinator, "/api/chat", messages=MESSAGES))

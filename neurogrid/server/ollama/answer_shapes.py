@@ -15,6 +15,7 @@ from neurogrid.server.errors import APIError
 from neurogrid.server.openai.answer import Framing, Usage
 from neurogrid.server.openai.answer_shapes import dump
 from neurogrid.server.openai.answer_writer import Piece, WrittenToken
+from neurogrid.server.openai.tools.call_object import read_json
 
 __all__ = ["OllamaShape", "now"]
 
@@ -88,9 +89,9 @@ class OllamaShape:
         for index in whole:
             name, parts = self._calls.pop(index)
             try:
-                arguments = json.loads("".join(parts) or "{}")
+                arguments = read_json("".join(parts) or "{}")
             except ValueError:
-                continue  # the answer ended within it, and says so: `length`
+                continue  # the answer ended within it, and says so: `length`; or it is nothing that could be told
             told.append({"function": {"index": index, "name": name, "arguments": arguments}})
         return told
 

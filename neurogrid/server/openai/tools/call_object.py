@@ -9,7 +9,7 @@ import enum
 import json
 from dataclasses import dataclass
 
-__all__ = ["CallObject", "CallText", "JsonValue"]
+__all__ = ["CallObject", "CallText", "JsonValue", "read_json"]
 
 _SPACES = " \t\n\r"
 
@@ -186,8 +186,22 @@ class CallObject:
         return "" if self._has_arguments else "{}"
 
 
+def read_json(text: str) -> object:
+    """Read JSON that a model wrote, if an answer can tell it.
+
+    Raises:
+        ValueError: it is none; or has half of a surrogate pair, or a number that JSON has not; or is too deep.
+    """
+    try:
+        value = json.loads(text)
+        json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
+    except RecursionError as exc:
+        raise ValueError("objects and lists are too deep in each other") from exc
+    return value
+
+
 def _parsed(text: str) -> object:
     try:
-        return json.loads(text)
+        return read_json(text)
     except ValueError:
         return None

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from neurogrid.server.openai.answer_writer import CallPiece, FinishReason, Piece, held_back
 from neurogrid.server.openai.tools.call_formats import PYTHON_TAG, CallFormat, Style, Thinking
-from neurogrid.server.openai.tools.call_object import CallObject, CallText, JsonValue
+from neurogrid.server.openai.tools.call_object import CallObject, CallText, JsonValue, read_json
 
 __all__ = ["MessageForm", "MessageReader"]
 
@@ -363,6 +363,6 @@ def _typed(text: str, schema: object) -> object:
     if not isinstance(schema, Mapping) or schema.get("type") == "string":
         return text
     try:
-        return json.loads(text)
+        return read_json(text)
     except ValueError:
         return text
