@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from neurogrid.server import schema_check
 from neurogrid.server.errors import APIError
 from neurogrid.server.openai.request_schemas import CHAT_REQUEST, COMPLETION_REQUEST
 from neurogrid.server.schema_check import check
@@ -92,3 +93,25 @@ def test_the_field_is_named(body: dict[str, object], param: str, says: str) -> N
         check(body, CHAT_REQUEST)
     assert refused.value.param == param
     assert refused.value.message == f"{param} {says}"
+
+
+def test_tokens_are_not_looked_at_as_if_they_could_be_anything(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Millions of them would take seconds, in which nothing else goes on."""
+    calls = []
+
+    def counted(value: object, schema: schema_check.Schema, where: str = "") -> None:
+        calls.append(where)
+        check(value, schema, where)
+
+    monkeypatch.setattr(schema_check, "check", counted)
+    counted({"prompt": [5, 6.0] * 1000}, COMPLETION_REQUEST)
+    assert len(calls) < 10
+    for wrong, says in (
+        (-1, "has to be 0 or more, and is -1"),
+        (0.5, "has to be a whole number, and is a number"),
+        (True, "has to be a whole number, and is true or false"),
+    ):
+        with pytest.raises(APIError, match=rf"^prompt\[2000\] {says}$"):
+            check({"prompt": [5, 6.0] * 1000 + [wrong]}, COMPLETION_REQUEST)
