@@ -6,6 +6,7 @@ That answers are right is shown where there is a real one (tests/e2e/test_server
 from __future__ import annotations
 
 import json
+import threading
 from contextlib import aclosing
 from functools import partial
 from pathlib import Path
@@ -577,3 +578,33 @@ def save_embedded_adapter(model: LoadedModel, directory: Path) -> None:
     )
     config = {"peft_type": "LORA", "r": 2, "lora_alpha": 4, "target_modules": ["q_proj"]}
     (directory / "adapter_config.json").write_text(json.dumps(config))
+
+
+# ------------------------------------------------------------------ many texts at once
+
+
+def test_texts_that_are_long_together_are_tokenised_elsewhere(
+    model: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One after the other here they would take seconds, in which no worker is answered."""
+    tokenizer, threads = model.tokenizer, set()
+    encode, decode = tokenizer.encode, tokenizer.decode
+
+    def encode_and_look(text: str, **more: Any) -> list[int]:
+        if text != TEXT:  # that is the coordinator's
+            threads.add(threading.current_thread())
+        return encode(text, **more)
+
+    coordinator = Told(model)
+    monkeypatch.setattr(tokenizer, "encode", encode_and_look)
+    assert asked(coordinator, prompt=["A " * 40] * 100, max_tokens=1).status == 200
+    assert len(coordinator.prompts) == 100
+    assert threading.main_thread() not in threads
+
+    def decode_some(token_ids: Any) -> str:
+        assert len(token_ids) <= model.max_seq_len
+        return decode(token_ids)
+
+    monkeypatch.setattr(tokenizer, "decode", decode_some)
+    refused = asked(coordinator, prompt=[7] * 100_000, echo=True)
+    assert refused.error["code"] == "context_length_exceeded"

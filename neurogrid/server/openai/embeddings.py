@@ -21,7 +21,7 @@ from neurogrid.inference.generation.coordinator import Coordinator
 from neurogrid.server.errors import APIError
 from neurogrid.server.openai.answer_shapes import dump
 from neurogrid.server.openai.embedding_schemas import EMBEDDING_REQUEST
-from neurogrid.server.openai.request_reader import check_length, encode_text, read_model_name
+from neurogrid.server.openai.request_reader import check_length, encode_texts, read_model_name
 from neurogrid.server.schema_check import check
 
 __all__ = ["Embedded", "answer_embeddings", "embed_texts"]
@@ -117,14 +117,9 @@ async def embed_texts(
             param=param,
             code="invalid_value",
         )
-    prompts: list[list[int]] = []
-    for index, text in enumerate(texts):
-        if isinstance(text, str):
-            prompt = await encode_text(text, model)
-        else:
-            prompt = [int(each) for each in text]
+    prompts = await encode_texts(texts, model)
+    for index, prompt in enumerate(prompts):
         check_length(prompt, model, f"{param}[{index}]" if len(texts) > 1 else param, num_new=0)
-        prompts.append(prompt)
     vectors: list[list[float]] = [[] for _ in prompts]
     limiter = trio.CapacityLimiter(MAX_AT_ONCE)
 

@@ -51,6 +51,7 @@ __all__ = [
     "chat_prompt",
     "check_length",
     "encode_text",
+    "encode_texts",
     "read_chat",
     "read_completion",
     "read_model_name",
@@ -268,10 +269,12 @@ async def read_completion(
         prompts = [await fill_in_prompt(filling, prompt, suffix) for prompt in given]
         body = {**body, "stop_token_ids": fill_in_ends(filling, model, body.get("stop_token_ids"))}
     else:
-        prompts = [await _tokens(prompt, model) for prompt in given]
+        prompts = await encode_texts(given, model)
     num_logprobs = body.get("logprobs")
     echoes = [""] * len(prompts)
     if body.get("echo"):
+        for prompt in prompts:
+            check_length(prompt, model, "prompt", num_new=0)  # before it is written out again
         echoes = [
             prompt if isinstance(prompt, str) else model.tokenizer.decode(token_ids)
             for prompt, token_ids in zip(given, prompts, strict=True)
@@ -327,10 +330,22 @@ async def _compiled(model: LoadedModel, text: str, param: str) -> Grammar:
     return grammar
 
 
-async def _tokens(prompt: str | list[int], model: LoadedModel) -> list[int]:
-    if not isinstance(prompt, str):
-        return [int(token_id) for token_id in prompt]
-    return await encode_text(prompt, model)
+async def encode_texts(
+    texts: Sequence[str | Sequence[float]], model: LoadedModel
+) -> list[list[int]]:
+    """The tokens of several texts, some of which may be tokens already; in a thread where they are long together."""
+
+    def encode() -> list[list[int]]:
+        return [
+            model.tokenizer.encode(text)
+            if isinstance(text, str)
+            else [int(token_id) for token_id in text]
+            for text in texts
+        ]
+
+    if sum(map(len, texts)) > MAX_INLINE_CHARS:
+        return await trio.to_thread.run_sync(encode)
+    return encode()
 
 
 async def encode_text(
