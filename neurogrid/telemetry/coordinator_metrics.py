@@ -26,7 +26,7 @@ from neurogrid.p2p.hosts.identity import short_peer_id
 from neurogrid.telemetry.build_metrics import BUILD_METRICS, BuildSource
 from neurogrid.telemetry.http_metrics import HTTP_METRICS, HttpStatistics
 from neurogrid.telemetry.metric import MetricSpec, Reading, make_registry
-from neurogrid.telemetry.traffic_metrics import MAX_PEERS, TRAFFIC_METRICS, TrafficSource
+from neurogrid.telemetry.traffic_metrics import MAX_PEERS, PEERS, TRAFFIC_METRICS, TrafficSource
 
 __all__ = ["COORDINATOR_METRICS", "CoordinatorMetrics"]
 
@@ -261,11 +261,14 @@ class CoordinatorMetrics:
 
     def _read_traffic(self, reading: Reading) -> None:
         boards = self._boards()
+        reading.add(PEERS, len(self._connected()))  # of all of them together
         for board in set(self._traffic) - set(boards):
             del self._traffic[board]
         for board in boards:
             if board not in self._traffic:
-                self._traffic[board] = TrafficSource(partial(_counters, board), self._connected)
+                self._traffic[board] = TrafficSource(
+                    partial(_counters, board), self._connected, counts_peers=False
+                )
             self._traffic[board](reading)
 
     def _read(self, reading: Reading) -> None:

@@ -12,7 +12,7 @@ from neurogrid.p2p.exchange.counters import OTHERS, Direction, TrafficCounters
 from neurogrid.p2p.hosts.identity import short_peer_id
 from neurogrid.telemetry.metric import MetricSpec, Reading
 
-__all__ = ["MAX_PEERS", "TRAFFIC_METRICS", "PeerBytes", "TrafficSource"]
+__all__ = ["MAX_PEERS", "PEERS", "TRAFFIC_METRICS", "PeerBytes", "TrafficSource"]
 
 MESSAGES: Final = MetricSpec(
     "neurogrid_p2p_messages_total",
@@ -46,20 +46,25 @@ class TrafficSource:
     Args:
         counters: of the protocol; None while there is none.
         connected: peer ids that are connected.
+        counts_peers: tells how many these are, too; False where others read of the same peers.
     """
 
     def __init__(
         self,
         counters: Callable[[], TrafficCounters | None],
         connected: Callable[[], Collection[str]],
+        *,
+        counts_peers: bool = True,
     ) -> None:
         self._counters = counters
         self._connected = connected
+        self._counts_peers = counts_peers
         self._by_peer = {way: PeerBytes() for way in Direction}
 
     def __call__(self, reading: Reading) -> None:
         counters, connected = self._counters(), self._connected()
-        reading.add(PEERS, len(connected))
+        if self._counts_peers:
+            reading.add(PEERS, len(connected))
         if counters is None:
             return
         by_type: dict[tuple[str, str], tuple[int, int]] = {}

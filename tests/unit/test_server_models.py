@@ -380,13 +380,15 @@ async def test_metrics_are_of_all_and_of_each(autojump_clock: MockClock) -> None
             model.board.generation_ended(1, "")
         for told in served.world.open_now.values():
             told.cache_bytes = (1, 2)  # type: ignore[attr-defined]
-            told.host = type("Host", (), {"connected_peers": ()})  # type: ignore[attr-defined]
+            peers = ("both", f"own {id(told)}")
+            told.host = type("Host", (), {"connected_peers": peers})  # type: ignore[attr-defined]
         text = generate_latest(served.metrics.registry).decode()
         for line in (
             'neurogrid_requests_total{outcome="stop"} 2.0',
             "neurogrid_prompt_tokens_total 14.0",
             "neurogrid_time_to_first_token_seconds_count 2.0",
             "neurogrid_kv_cache_limit_bytes 4.0",
+            "neurogrid_p2p_connected_peers 3.0",
             'neurogrid_model_state{model="a",state="ready"} 1.0',
             'neurogrid_model_generated_tokens_total{model="b"} 1.0',
         ):
