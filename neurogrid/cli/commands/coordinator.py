@@ -219,7 +219,7 @@ async def _generate(options: argparse.Namespace, screen: Screen) -> int:
         import_libraries(screen, *LIBRARIES)
     from neurogrid.cli.terminal.show import TerminalProgress
 
-    with TerminalProgress(screen) as progress:
+    with TerminalProgress(screen) as progress, exporting_traces(options, NAME):
         progress.working("reading the model")
         token_ids: list[int] = []
 
@@ -253,7 +253,7 @@ async def _chat(
     from neurogrid.cli.terminal.line_reader import open_lines
     from neurogrid.cli.terminal.show import TerminalProgress
 
-    with TerminalProgress(screen) as progress:
+    with TerminalProgress(screen) as progress, exporting_traces(options, NAME):
         progress.working("reading the model")
         async with _open_coordinator(options, where, progress) as coordinator:
             with open_lines(screen) as lines:
@@ -348,6 +348,8 @@ async def _serve(
             )
         return ExitStatus.OK
     async with AsyncExitStack() as stack:
+        # Once, whatever number of checkpoints is served: OpenTelemetry takes no second provider.
+        stack.enter_context(exporting_traces(options, NAME))
         server, shown = await _open_shown(screen, stack, open_server(serving, additions))
         await _serve_all(options, where, shown, server, run, screen, farewells)
     return ExitStatus.OK
@@ -491,7 +493,7 @@ async def _open_coordinator(
     from neurogrid.assembly.planned_fleet import load_model
 
     trust = existing_trust(options)
-    with exporting_traces(options, NAME), ExitStack() as stack:
+    with ExitStack() as stack:
         if trust is not None:
             stack.enter_context(trust.held())
         settings = _settings(options, where, trust or Trust())
