@@ -35,6 +35,7 @@ from neurogrid.training.leading.model_data import first_data
 from neurogrid.training.leading.model_numbers import read_config
 from neurogrid.training.leading.opening import (
     begin_journal,
+    cut_works,
     further,
     keep_local_workers,
     latest_of,
@@ -151,6 +152,8 @@ async def _lead(
             data = await first_data(run, directory, settings.model, progress)
         board.tokens_per_sample = data.manifest.tokens_per_sample
         rules = rules_of(run, data.manifest)
+        if cut := cut_works(data.manifest, rules.steps * rules.batch_samples):
+            progress.warn(cut)
         run_id, run_text = begin_journal(journal, run, data.manifest, identity)
         # Of a deputy members have the weights, or it begins anew.
         checkpoint = latest_of(directory) if opened is None else None

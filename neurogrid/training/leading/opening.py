@@ -29,9 +29,11 @@ from neurogrid.training.runs.run_directory import RunDirectory
 from neurogrid.training.runs.run_file import RunFile
 from neurogrid.training.runs.state import RunState
 from neurogrid.training.trainer import free_memory
+from neurogrid.training.wire.runs import MAX_RANGES
 
 __all__ = [
     "begin_journal",
+    "cut_works",
     "further",
     "keep_local_workers",
     "latest_of",
@@ -80,6 +82,25 @@ def rules_of(run: RunFile, manifest: Manifest) -> Rules:
         projected=outer.projected,
         max_samples=min(samples, default=None),
         max_rounds=min(rounds, default=None),
+    )
+
+
+def cut_works(manifest: Manifest, num_samples: int) -> str:
+    """What people are told of a run whose slices have too few samples for what members are to train on in a round.
+
+    Args:
+        num_samples: of a member in a round, as the run file says.
+
+    Returns:
+        Empty where works are as large as the run file says.
+    """
+    mean = manifest.num_samples / len(manifest.slices)
+    if num_samples <= MAX_RANGES * mean:
+        return ""
+    return (
+        f"members train on about {int(MAX_RANGES * mean):,} samples in a round, and not on {num_samples:,}: one work "
+        f"is of {MAX_RANGES:,} pieces of slices at most, and a slice has {mean:.3g} samples here. Prepare the data "
+        "with more [data] slice_samples, or give members fewer batches in a round"
     )
 
 

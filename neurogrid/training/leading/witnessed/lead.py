@@ -31,6 +31,7 @@ from neurogrid.training.leading.model_data import first_data
 from neurogrid.training.leading.model_numbers import read_config
 from neurogrid.training.leading.opening import (
     begin_journal,
+    cut_works,
     further,
     keep_local_workers,
     latest_of,
@@ -97,6 +98,9 @@ async def _lead(settings: LeaderSettings, progress: LeaderProgress, board: RunBo
         data = await prepare(run, directory, settings.model, progress)
         board.tokens_per_sample = data.manifest.tokens_per_sample
         rules = rules_of(run, data.manifest)
+        num_batches = max(1, -(-run.epochs.batches // run.members.min))
+        if cut := cut_works(data.manifest, num_batches * rules.batch_samples):
+            progress.warn(cut)
         run_id, run_text = begin_journal(journal, run, data.manifest, identity)
         checkpoint = latest_of(directory)
         resume_at = int(checkpoint.state["round"]) if checkpoint is not None else 0
