@@ -486,7 +486,10 @@ class RunBoard(QuietProgress):
         return found
 
     def _joined_rounds(self) -> list[RoundStatus]:
-        by_round = {int(line["round"]): line for line in self._figures if "round" in line}
+        by_round: dict[int, Figures] = {}
+        for line in self._figures:  # the last round may have another, with what is held out
+            if "round" in line:
+                by_round[int(line["round"])] = by_round.get(int(line["round"]), {}) | line
         return [
             replace(each, figures=by_round[each.round]) if each.round in by_round else each
             for each in self._rounds

@@ -59,6 +59,9 @@ _STATES_PER_SECOND: Final = 8 * 1024 * 1024
 _STATISTICS_SAMPLES: Final = 256
 # Seconds for a slice that is held out, where it is not here.
 _SLICE_TIMEOUT: Final = 60.0
+_EVAL_LOSS: Final = "eval_loss"
+# Figures that a line has also where others of its round are in one before.
+_OF_ANY_LINE: Final = frozenset({"round", "step", "tokens", "seconds"})
 
 
 class KeptWeights(Protocol):
@@ -194,13 +197,16 @@ class Keeper:
                 self._last_figures["outer_step_norm"] = round(step_norm, 6)
         self._jobs += [_Job(each) for each in due]
         if is_new or is_last:
+            figures = self._last_figures
+            if figures.get("round") != round_:
+                figures = {**self.figures.of(state), "seconds": round(self.seconds, 3)}
             self._jobs.append(
                 _Job(
-                    self._last_figures if is_new else self.figures.of(state),
+                    figures,
                     outer.common.clone() if is_checkpoint or is_evaluated else None,
                     outer.state_dict() if is_checkpoint else {},
                     is_new=is_new,
-                    is_evaluated=is_new and is_evaluated,
+                    is_evaluated=is_evaluated,
                     is_checkpoint=is_checkpoint,
                     members=frozenset(() if is_last or not is_checkpoint else members),
                 )
@@ -264,16 +270,20 @@ class Keeper:
             self._changed.set()
 
     async def _keep(self, job: _Job) -> None:
+        is_late = False
         if job.weights is not None:
             await self._revive_trainer()
             self._trainer.weights.copy_(job.weights)
             await self._gather_statistics()
-            if job.is_evaluated:
+            # Of a round that was known late to be the last one it may be done.
+            if job.is_evaluated and _EVAL_LOSS not in job.figures:
                 with self._traced(job, "training.evaluate"):
                     await self._evaluate(job, job.weights)
-        if job.is_new:
-            await trio.to_thread.run_sync(self._write_figures, dict(job.figures))
-            self._progress.metrics(job.figures)
+                is_late = not job.is_new and _EVAL_LOSS in job.figures
+        if job.is_new or is_late:
+            figures = job.figures if job.is_new else _only_evaluated(job.figures)
+            await trio.to_thread.run_sync(self._write_figures, dict(figures))
+            self._progress.metrics(figures)
         if job.is_checkpoint:
             with self._traced(job, "training.checkpoint"):
                 await self._keep_checkpoint(job)
@@ -404,6 +414,15 @@ class Keeper:
                 f"anew if the run is resumed there: {reason}"
             )
         return found
+
+
+def _only_evaluated(figures: Mapping[str, float]) -> dict[str, float]:
+    """What of a round's figures goes into a line of its own, as all others have theirs already."""
+    return {
+        name: each
+        for name, each in figures.items()
+        if name in _OF_ANY_LINE or name.startswith("eval_")
+    }
 
 
 def _note(

@@ -148,6 +148,29 @@ async def test_the_last_round_has_a_checkpoint_though_it_was_no_last_one_then(ma
     assert [line["round"] for line in told.directory.figures()] == [2, 3]
 
 
+@pytest.mark.parametrize("every", [2, 3])
+async def test_the_last_round_is_evaluated_once_though_it_was_no_last_one_then(
+    make: Make, every: int
+) -> None:
+    told = make(run=replace(RUN, eval=replace(RUN.eval, every=every)))
+    keeper = told.keeper()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(keeper.run)
+        told.decide(3, Phase.FINISHING)
+        keeper.applied(told.outer, told.state, ())
+        told.state.phase = Phase.ENDED
+        keeper.applied(told.outer, told.state, ())
+        path = await keeper.finish()
+        nursery.cancel_scope.cancel()
+    state = read_checkpoint(path).state
+    assert (state["round"], state["eval_loss"]) == (3, 2.5)
+    first, *later = told.directory.figures()
+    # What was told of the round already is not told twice.
+    assert ("eval_loss" in first, len(later)) == (every == 3, every != 3)
+    for line in later:
+        assert sorted(line) == ["eval_loss", "round", "seconds", "step", "tokens"]
+
+
 async def test_a_run_that_ends_before_its_first_round_has_no_checkpoint(make: Make) -> None:
     told = make()
     keeper = told.keeper()
