@@ -30,6 +30,7 @@ from neurogrid.training.runs.entries import (
 from neurogrid.training.runs.machine import Rules, RunMachine
 from neurogrid.training.runs.run_file import RunFile
 from neurogrid.training.runs.state import Phase, RunState
+from neurogrid.training.wire.runs import MAX_RANGES
 from neurogrid.training.witnessed import (
     EpochMember,
     EpochPhase,
@@ -286,7 +287,13 @@ class WitnessedMachine(RunMachine):
         for seat, (_, num_batches) in parts_of(self.epoch_rules, after).works.items():
             wanted = num_batches * self.rules.batch_samples
             num_samples = wanted if left is None else min(wanted, left)
-            work = self.state.deal(seat, num_samples, position=float(self.state.round), stride=1.0)
+            work = self.state.deal(
+                seat,
+                num_samples,
+                position=float(self.state.round),
+                stride=1.0,
+                max_ranges=MAX_RANGES,  # what an Epoch can say, and a claim
+            )
             if left is not None:
                 left -= work.num_samples
             if work.weight:

@@ -8,6 +8,8 @@ from dataclasses import replace
 import pytest
 
 from neurogrid.errors import ConfigurationError
+from neurogrid.training.checks.claims import Samples
+from neurogrid.training.leading.witnessed.epoch_messages import round_works
 from neurogrid.training.runs.audit import audit
 from neurogrid.training.runs.entries import (
     DealtEntry,
@@ -27,6 +29,7 @@ from neurogrid.training.runs.witnessed_machine import (
     begun_epochs,
     fold_epochs,
 )
+from neurogrid.training.wire.runs import MAX_RANGES, RoundWork
 from neurogrid.training.witnessed import (
     Checkpointed,
     Commitment,
@@ -58,14 +61,20 @@ class Run:
     """A run whose members do what they should, but for those that are told otherwise."""
 
     def __init__(
-        self, *, max_samples: int | None = None, max_rounds: int | None = None, batches: int = 0
+        self,
+        *,
+        max_samples: int | None = None,
+        max_rounds: int | None = None,
+        batches: int = 0,
+        sizes: tuple[int, ...] = SIZES,
+        batch: int = BATCH,
     ) -> None:
-        self.rules = Rules(2, 8, BATCH, 1, 1, False, max_samples, max_rounds)
+        self.rules = Rules(2, 8, batch, 1, 1, False, max_samples, max_rounds)
         self.epochs = replace(RULES, batches=batches)
-        self.entries: list[Entry] = [RUN]
+        self.entries: list[Entry] = [replace(RUN, slices=sizes)]
         self.now, self.num_draws = 100.0, 0
         self.machine = WitnessedMachine(
-            self.rules, self.epochs, RunState(SIZES, seed=7), begun_epochs()
+            self.rules, self.epochs, RunState(sizes, seed=7), begun_epochs()
         )
 
     def tick(self, *events: Event, seconds: float = 0.0) -> bool:
@@ -284,3 +293,24 @@ def test_an_altered_journal_is_found() -> None:
     ):
         with pytest.raises(ConfigurationError, match=r"an entry of an epoch|another state"):
             fold_epochs(run.epochs, [*run.entries[:at], wrong, *run.entries[at + 1 :]])
+
+
+def test_a_work_has_no_more_ranges_than_an_epoch_and_a_claim_can_say() -> None:
+    """Of slices of one sample a work of two batches would have 6,000 ranges; the rest is dealt in later rounds."""
+    run = Run(sizes=(1,) * 40_000, batch=3000, batches=4, max_samples=20_000)
+    run.begin("a", "b")
+    works = [work for seat in run.machine.state.seats.values() for work in seat.works]
+    assert [len(work.ranges) for work in works] == [MAX_RANGES] * 2
+    for told in round_works(run.machine):
+        assert RoundWork.decode(told.encode()) == told
+        assert len(Samples(told.ranges, 0, 0).digest()) == 32
+    run.make_round()
+    while run.machine.epoch.phase is not EpochPhase.FINISHED:
+        if run.machine.epoch.phase is EpochPhase.COOLDOWN:
+            run.cool_down()
+        elif run.machine.epoch.has_round:
+            run.make_round()
+        else:
+            run.warm()
+    assert run.machine.state.num_used == 20_000
+    run.check()
