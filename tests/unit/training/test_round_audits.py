@@ -467,6 +467,22 @@ def test_a_stranger_whose_claim_is_false_is_banned(said: list[str]) -> None:
     assert run.machine.epoch.healthy == (0, 1, 2)
 
 
+@pytest.mark.parametrize("is_banned", [True, False])
+def test_who_waited_is_on_trial_once_there_is_a_place(is_banned: bool) -> None:
+    """The place is free since somebody was banned, or has left: whoever waited does not count without its trial."""
+    run, waiter = Open(), Identity.generate().peer_id
+    run.start(strangers=range(3, 8))
+    run.look()
+    assert run.trials.takes(waiter, 1, b"") == []
+    if is_banned:
+        run.audits.false_trials[IDENTITIES[3].peer_id] = "its claim is false", b""
+    else:
+        run.tick(Left(0, Health.DROPPED))
+    assert Trial(waiter) in run.look()
+    assert waiter in run.machine.epoch.trials
+    assert run.trials.takes(waiter, 1, b"") == [Joined(waiter, 1)]
+
+
 def test_who_leaves_its_trial_is_refused_for_a_while() -> None:
     run = Open()
     run.start()

@@ -153,9 +153,10 @@ class Trials:
         for peer in (self._seated - seated) & joining.state.trials.keys():
             events += self._follow(joining.left(peer, now=now), now)
         for peer in (self._seated - seated) & joining.state.members.keys():
-            joining.left(peer, now=now)  # it shows its invitation again, or is on trial again
+            # It shows its invitation again, or is on trial again.
+            events += self._follow(joining.left(peer, now=now), now)
         for peer in joining.state.trials.keys() & set(epoch.barred):
-            joining.ejected(peer, now=now)
+            events += self._follow(self._ejected(peer, now), now)
         self._seated = seated
         return events
 
@@ -165,14 +166,21 @@ class Trials:
 
     def _end(self, peer: str, reason: str, evidence: bytes, now: float) -> list[Event]:
         """A claim of a peer on trial was found wrong: it is banned for a while."""
-        self._joining.ejected(peer, now=now)
+        outcomes = self._ejected(peer, now)
         ban = self._machine.ban(peer, reason[:_LONGEST_REASON], now=now)
         lasts = f"for {(ban.until - ban.at) // 60} min" if ban.until else "for good"
         self._tell(
             "banned", peer, f"{self._called(peer)} fails its trial, and is banned {lasts}: {reason}"
         )
         self._refuse(peer, f"banned {lasts}: {reason}", ban.until - now if ban.until else None)
-        return [RefusedEvent(peer, reason[:_LONGEST_REASON], evidence)]
+        refused = RefusedEvent(peer, reason[:_LONGEST_REASON], evidence)
+        return [refused, *self._follow(outcomes, now)]
+
+    def _ejected(self, peer: str, now: float) -> list[Outcome]:
+        """A peer has no place any more: what comes of it for others, whose trials may begin."""
+        outcomes = self._joining.ejected(peer, now=now)
+        # How long it is banned is the run's to say.
+        return [each for each in outcomes if not isinstance(each, Banned)]
 
     def _tell(self, kind: str, peer: str, text: str) -> None:
         self._warn(text)
