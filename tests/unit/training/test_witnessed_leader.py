@@ -25,10 +25,11 @@ from neurogrid.training.wire.runs import (
     EpochReport,
     EpochSeat,
     Report,
+    RoundHealth,
     RunMessage,
     run_table,
 )
-from neurogrid.training.witnessed import EpochRules, Event, Joined
+from neurogrid.training.witnessed import EpochRules, Event, Joined, Left, Unhealthy
 
 RUN = bytes(range(16))
 FILE = '[model]\nconfig = "x"\n[data]\npath = "x"\n[outer]\nmethod = "distro"\n[stop]\nrounds = 9\n'
@@ -120,6 +121,23 @@ async def test_strangers_and_rounds_to_come_take_no_room_of_members() -> None:
             run.tell_weights(peer, 3, D_NEW)
         assert run.leader._digest_after(3) == D_NEW
         assert run.leader._agreement.apart(PEERS) == []
+
+
+async def test_what_a_member_says_of_others_takes_no_room_of_what_is_said_once() -> None:
+    """However often it says so, of whatever round and of whatever seats: it is one event."""
+    async with led() as run:
+        seat, events = run.machine.epoch.members[0].seat, run.leader._events
+        epoch, number = run.machine.epoch.epoch, run.machine.epoch.round
+        for other in range(5000):
+            for said in (
+                RoundHealth(RUN, seat, epoch, number + 1 + other, (1,)),
+                RoundHealth(RUN, seat, epoch, number, (1 + other,)),
+            ):
+                message = TensorMessage(RunMessage.HEALTH, data=said.encode(), from_peer=PEERS[0])
+                events._on_health(message)
+        events.add(Left(2))
+        assert events.take() == [Unhealthy(seat, (1,), epoch, number), Left(2)]
+        assert events.take() == []
 
 
 # Addresses

@@ -122,7 +122,11 @@ class RoundEvents:
         said, peer = RoundHealth.decode(message.data), sender_of(message)
         self._members.heard(message)
         member = self._machine.epoch.member(said.seat)
-        if said.run == self._run_id and member is not None and member.peer == peer:
+        epoch = self._machine.epoch
+        of_now = (said.run, said.epoch, said.round) == (self._run_id, epoch.epoch, epoch.round)
+        # It is said again each second, and takes no room of what is said once.
+        waits = any(isinstance(e, Unhealthy) and e.by_seat == said.seat for e in self._events)
+        if of_now and not waits and member is not None and member.peer == peer:
             self.add(Unhealthy(said.seat, said.seats[:128], said.epoch, said.round))
 
     def _is_of_round(self, said: RoundCommitment | RoundProof) -> bool:
