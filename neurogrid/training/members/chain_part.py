@@ -183,8 +183,9 @@ class ChainPart:
             try:
                 self._stage.take(code, sender, message)
             except RemoteProtocolError as exc:
-                # What was refused does not come again: the step cannot be ended.
-                self._stage.fail(exc)
+                # What was refused does not come again: the step cannot be ended. Of others nothing is waited for.
+                if sender == self.leader or sender in self._stage.contacts:
+                    self._stage.fail(exc)
                 raise
 
     def _take_order(self, order: StageOrder) -> None:
