@@ -14,6 +14,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from neurogrid.errors import CheckpointError
+from neurogrid.training.trainer.errors import TrainerError
 
 __all__ = ["add_weights", "take_weights"]
 
@@ -21,11 +22,15 @@ _NAME: Final = "neurogrid.own_weights"
 
 
 def add_weights(optimizer: Path, weights: Tensor) -> None:
-    """Put a member's weights, float32 [n], beside its optimiser."""
+    """Put a member's weights, float32 [n], beside its optimiser.
+
+    Raises:
+        TrainerError: the disk is full, or the like; as where the optimiser is written.
+    """
     with safe_open(optimizer, framework="pt") as opened:
         tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118 - it is no mapping
         metadata = opened.metadata()
-    save_file({**tensors, _NAME: weights.clone()}, optimizer, metadata)
+    _write({**tensors, _NAME: weights.clone()}, optimizer, metadata)
 
 
 def take_weights(optimizer: Path, num_elements: int) -> Tensor | None:
@@ -33,6 +38,7 @@ def take_weights(optimizer: Path, num_elements: int) -> Tensor | None:
 
     Raises:
         CheckpointError: it is damaged, or the weights are those of another model.
+        TrainerError: the disk is full, or the like.
     """
     try:
         with safe_open(optimizer, framework="pt") as opened:
@@ -45,5 +51,12 @@ def take_weights(optimizer: Path, num_elements: int) -> Tensor | None:
         return None
     if weights.dtype != torch.float32 or weights.shape != (num_elements,):
         raise CheckpointError(f"{optimizer}: its weights are those of another model")
-    save_file(tensors, optimizer, metadata)
+    _write(tensors, optimizer, metadata)
     return weights
+
+
+def _write(tensors: dict[str, Tensor], path: Path, metadata: dict[str, str]) -> None:
+    try:
+        save_file(tensors, path, metadata)
+    except (OSError, SafetensorError) as exc:
+        raise TrainerError(f"{path}: cannot be written: {exc}; make room there") from exc

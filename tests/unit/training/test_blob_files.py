@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,13 +11,14 @@ from typing import Any
 import pytest
 import torch
 import trio
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from trio.testing import MockClock
 
 from neurogrid.errors import CheckpointError, PeerRefusedError, ResponseTimeout
 from neurogrid.p2p.wire import ErrorCode
 from neurogrid.training.data.blob_files import fetch_file, fetch_file_patiently
-from neurogrid.training.members import participation
+from neurogrid.training.members import participation, saved_state
 from neurogrid.training.members.participation import Participation
 from neurogrid.training.members.saved_state import add_weights, take_weights
 from neurogrid.training.members.settings import MemberSettings
@@ -163,3 +165,22 @@ def test_who_takes_files_has_room_for_files_of_training() -> None:
                 if limits != ["PIECE_LIMITS"]:
                     lacking.append(path.relative_to(TRAINING).as_posix())
     assert lacking == []
+
+
+@pytest.mark.parametrize(
+    "change", [lambda path: add_weights(path, torch.ones(3)), lambda path: take_weights(path, 3)]
+)
+def test_a_full_disk_is_said_as_where_the_optimiser_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: Callable[[Path], object]
+) -> None:
+    path = tmp_path / "it.safetensors"
+    path.write_bytes(saved(tmp_path, 3))
+
+    def full(*told: object) -> None:
+        raise SafetensorError("I/O error: No space left on device (os error 28)")
+
+    monkeypatch.setattr(saved_state, "save_file", full)
+    with pytest.raises(
+        TrainerError, match=r"it\.safetensors: cannot be written: .*; make room there"
+    ):
+        change(path)
