@@ -22,7 +22,7 @@ import torch
 import trio
 from torch import Tensor
 
-from neurogrid.errors import NeuroGridError, NotFiniteError, RemoteProtocolError, TransportError
+from neurogrid.errors import NeuroGridError, RemoteProtocolError, TransportError
 from neurogrid.p2p.exchange.exchange import Exchange
 from neurogrid.p2p.hosts.identity import Identity
 from neurogrid.p2p.transfer import DirectoryStore
@@ -51,7 +51,7 @@ from neurogrid.training.members.witnessed.neighbours import Neighbours
 from neurogrid.training.members.witnessed.own_weights import OwnWeights, TakenBack
 from neurogrid.training.optimizers.distro import Coefficients
 from neurogrid.training.runs.run_file import ChecksSection
-from neurogrid.training.trainer import TrainerDiedError, TrainerError
+from neurogrid.training.trainer import TrainerDiedError
 from neurogrid.training.wire.runs import (
     Epoch,
     EpochSeat,
@@ -340,9 +340,14 @@ class Auditing:
     ) -> None:
         """Compute what is to be computed again, and measure what is to be measured.
 
+        A claim that cannot be computed, as a slice is not to be had, is left out.
+
         Args:
             gradient: that of a seat's work in a round, at these weights.
             losses: on the works of these seats in a round, at these weights.
+
+        Raises:
+            TrainerDiedError: the trainer has ended.
         """
         while (job := next((j for j in self._ready if self._can_start(j.round)), None)) is not None:
             self._ready.remove(job)
@@ -358,7 +363,7 @@ class Auditing:
                 self._end(job)
             except TrainerDiedError:
                 raise
-            except (NotFiniteError, TrainerError, ValueError) as exc:
+            except (NeuroGridError, ValueError, OSError) as exc:
                 logger.warning("the claim of seat %d cannot be computed: %s", job.seat, exc)
                 self._end(job)
         if self._own is not None:
