@@ -16,7 +16,7 @@ from neurogrid.p2p.exchange.exchange import Exchange
 from neurogrid.p2p.hosts.host import Host
 from neurogrid.p2p.memory import MemoryNetwork, open_memory_network
 from neurogrid.p2p.streams.message_forms import sender_of
-from neurogrid.p2p.transfer import Transfers
+from neurogrid.p2p.transfer import FetchedBlob, Transfers
 from neurogrid.p2p.wire import TensorMessage
 from neurogrid.training.data.blob_files import OfferedFiles
 from neurogrid.training.data.blobs import Providers, SliceCache
@@ -286,3 +286,55 @@ async def test_a_member_without_batches_says_that_it_is_there(tmp_path: Path) ->
         assert await all_.members[2].rounds.publish(all_.told, 2, None, None) == bytes(32)
         proof = await all_.proof(0)
         assert seat_item(2) in proof.participants_filter(all_.told.seed)
+
+
+async def test_what_came_when_its_round_was_over_is_forgotten(tmp_path: Path) -> None:
+    """A member that is behind gets what was agreed long ago: it applies that, and keeps it for nobody."""
+    async with ring(tmp_path) as all_:
+        first, _, third = all_.members
+        blob_id = await all_.publish(0)
+        agreed = (AgreedResult(0, 0, 1, blob_id),)
+        third.take(replace(all_.told, number=9, round=2, step=1))
+        third.take(replace(all_.told, number=10, round=3, step=2))
+        (found,) = await third.rounds.results_of(agreed, all_.told, 60.0)
+        assert found.positions.tolist() == [0, 4]
+        third.take(replace(all_.told, number=11, round=4, step=3))
+        assert not third.rounds.holds(blob_id)
+        assert first.rounds.holds(blob_id)
+        assert not list((tmp_path / "2" / "results").iterdir())
+
+
+async def test_results_that_a_round_takes_away_meanwhile_are_applied(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One of two is here and the other comes: that the next rounds begin does not take the first away."""
+    async with ring(tmp_path) as all_:
+        third = all_.members[2]
+        gate, transfers = trio.Event(), third.rounds._blobs.transfers
+        fetch_blob = transfers.fetch_blob
+
+        async def fetch_late(peers: list[str], blob_id: bytes, **how: int) -> FetchedBlob:
+            if blob_id != first:
+                await gate.wait()
+            return await fetch_blob(peers, blob_id, **how)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(transfers, "fetch_blob", fetch_late)
+        first = await all_.publish(0)
+        with trio.fail_after(60):
+            while not third.rounds.holds(first):
+                await trio.sleep(0.01)
+        second = await all_.publish(1)
+        agreed = (AgreedResult(0, 0, 1, first), AgreedResult(1, 1, 1, second))
+        found: list[Coefficients] = []
+
+        async def fetch() -> None:
+            found.extend(await third.rounds.results_of(agreed, all_.told, 60.0))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(fetch)
+            await trio.sleep(0.1)
+            for number in (2, 3):
+                third.take(replace(all_.told, number=7 + number, round=number, step=number - 1))
+            assert not third.rounds.holds(first)
+            gate.set()
+        assert [each.positions.tolist() for each in found] == [[0, 4], [1, 5]]

@@ -152,8 +152,8 @@ class RoundExchange:
         elif told.phase in ("round_train", "round_witness"):
             current = _Round(told)
             self._rounds.append(current)
-            self._forget(self._rounds[:-_NUM_KEPT])
             del self._rounds[:-_NUM_KEPT]
+            self._forget()
             early, self._early, self._waiting = self._early, {}, {}
             for sender, each in early.items():
                 with suppress(RemoteProtocolError):
@@ -285,17 +285,23 @@ class RoundExchange:
             ResultMissingError: nobody gave one in time.
         """
         peers = {each.seat: each.peer for each in told.members}
+        # Of rounds before the last ones nothing is kept for anybody else.
+        found = {each.result: self._results.get(each.result) for each in agreed}
         with trio.move_on_after(timeout):
             async with trio.open_nursery() as nursery:
                 for each in agreed:
-                    if each.result not in self._results:
-                        nursery.start_soon(self._fetch_now, each, peers.get(each.seat))
+                    if found[each.result] is None:
+                        peer = peers.get(each.seat)
+                        nursery.start_soon(self._fetch_now, each, peer, found)
+        results = []
         for each in agreed:
-            if each.result not in self._results:
+            result = found[each.result]
+            if result is None:
                 raise ResultMissingError(
                     f"the result of seat {each.seat}, which all apply, is not to be had within {timeout:g} s"
                 )
-        return [self._results[each.result] for each in agreed]
+            results.append(result)
+        return results
 
     # Tasks
 
@@ -327,9 +333,12 @@ class RoundExchange:
                 return
             await trio.sleep(_RETRY)
 
-    async def _fetch_now(self, agreed: AgreedResult, peer: str | None) -> None:
+    async def _fetch_now(
+        self, agreed: AgreedResult, peer: str | None, found: dict[bytes, Coefficients | None]
+    ) -> None:
         while not await self._fetch_once(agreed.result, agreed.seat, peer):
             await trio.sleep(_RETRY)
+        found[agreed.result] = self._results[agreed.result]
 
     async def _fetch_once(self, result: bytes, seat: int, peer: str | None) -> bool:
         """Try to get a result from its member, or whoever else has it; whether it is here."""
@@ -452,21 +461,14 @@ class RoundExchange:
         positions, values = self._plan.decode(data)
         return Coefficients(torch.from_numpy(positions), torch.from_numpy(values))
 
-    def _forget(self, rounds: Sequence[_Round]) -> None:
-        """Results of rounds that are applied are offered no more."""
-        kept = {
-            each.result
-            for round_ in self._rounds[-_NUM_KEPT:]
-            for each in round_.commitments.values()
-        }
-        for round_ in rounds:
-            for each in round_.commitments.values():
-                if each.result in kept or each.result not in self._files:
-                    continue
-                path = self._files.pop(each.result)
-                self._results.pop(each.result, None)
-                self._blobs.offered.withdraw(path)
-                path.unlink(missing_ok=True)
+    def _forget(self) -> None:
+        """Results of rounds before the last ones are offered no more, nor those that came when these were over."""
+        kept = {each.result for round_ in self._rounds for each in round_.commitments.values()}
+        for result in self._files.keys() - kept:
+            path = self._files.pop(result)
+            self._results.pop(result, None)
+            self._blobs.offered.withdraw(path)
+            path.unlink(missing_ok=True)
 
 
 def commitment_of(said: RoundCommitment) -> Commitment:
