@@ -125,6 +125,23 @@ async def auditor(directory: Path) -> AsyncIterator[Auditor]:
             nursery.cancel_scope.cancel()
 
 
+async def test_who_computes_for_long_has_not_been_given_nothing(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    """Bits differ, as between processors: what is asked for then is given, and is not late."""
+    async with auditor(tmp_path) as member:
+
+        async def slowly(*told: Any) -> Tensor:
+            await trio.sleep(2 * TIMEOUT)
+            return member.gradient * (1 + 1e-6)
+
+        await member.compute(slowly)
+        await trio.testing.wait_all_tasks_blocked()
+        (said,) = member.found
+        assert said.about == 1
+        assert open_finding(said.finding, OWN.peer_id).holds
+
+
 async def test_a_member_that_gives_nothing_is_told_of(
     tmp_path: Path, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -357,6 +357,9 @@ class Auditing:
                 wanted = [name for name in _NAMES if getattr(job.claim, name) in exc.wanted]
                 missing = [name for name in wanted if name not in job.vectors]
                 if missing and self._nursery is not None:
+                    # Whoever trains and computes for long asks late: that is no fault of who is asked.
+                    job.until = trio.current_time() + self._timeout
+                    job.last_step = self._step + _PATIENCE
                     self._nursery.start_soon(self._gather, job, missing)
                     continue
                 logger.warning("the claim of seat %d cannot be computed: %s", job.seat, exc)
