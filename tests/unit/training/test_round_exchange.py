@@ -338,3 +338,18 @@ async def test_results_that_a_round_takes_away_meanwhile_are_applied(
             assert not third.rounds.holds(first)
             gate.set()
         assert [each.positions.tolist() for each in found] == [[0, 4], [1, 5]]
+
+
+async def test_a_result_that_is_on_its_way_is_not_fetched_twice(tmp_path: Path) -> None:
+    async with ring(tmp_path) as all_:
+        third = all_.members[2]
+        all_.network.cut(all_.members[0].host, third.host)
+        blob_id = await all_.publish(0)
+        with trio.fail_after(60):
+            while not all_.members[1].rounds.holds(blob_id):
+                await trio.sleep(0.01)
+        agreed = (AgreedResult(0, 0, 1, blob_id),)
+        async with trio.open_nursery() as nursery:
+            for _ in range(3):
+                nursery.start_soon(third.rounds.results_of, agreed, all_.told, 60.0)
+        assert third.rounds.received_bytes == PLAN.num_bytes

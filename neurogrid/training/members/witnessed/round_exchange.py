@@ -138,6 +138,8 @@ class RoundExchange:
         self._waiting: dict[int, tuple[str, RoundCommitment]] = {}
         self._results: dict[bytes, Coefficients] = {}
         self._files: dict[bytes, Path] = {}
+        # Those that are on their way.
+        self._fetching: dict[bytes, trio.Lock] = {}
         self._changed = RenewedEvent()
         self._nursery: trio.Nursery | None = None
         self.received_bytes = self.sent_bytes = 0
@@ -342,6 +344,16 @@ class RoundExchange:
 
     async def _fetch_once(self, result: bytes, seat: int, peer: str | None) -> bool:
         """Try to get a result from its member, or whoever else has it; whether it is here."""
+        # One at a time: a second one would fetch it again, and write into the file that is being given.
+        lock = self._fetching.setdefault(result, trio.Lock())
+        async with lock:
+            try:
+                return await self._fetch_alone(result, seat, peer)
+            finally:
+                if not lock.statistics().tasks_waiting:
+                    self._fetching.pop(result, None)
+
+    async def _fetch_alone(self, result: bytes, seat: int, peer: str | None) -> bool:
         if result in self._results:
             return True
         others = self._neighbours.peers
