@@ -285,6 +285,8 @@ class Gathering:
             self._add(worker)
         elif hello.role != "worker":
             raise TransportError(f"{peer_id} is a {hello.role}, no worker")
+        else:  # told already, unless its stream was up before this began to listen
+            self._on_opened(peer_id, hello)
 
     def _add(self, worker: RemoteWorker) -> None:
         if self._nursery is None or worker.peer_id in self.workers:
