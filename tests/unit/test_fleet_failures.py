@@ -256,6 +256,66 @@ def test_a_worker_that_came_back_is_left_alone_for_what_failed_before() -> None:
     run(script, test)
 
 
+class CutWorker(ScriptedWorker):
+    """One whose connection breaks while it gets its layers, and comes back at once.
+
+    Attributes:
+        refuses: what it then says to the layers, once.
+    """
+
+    refuses: NeuroGridError | None = None
+    num_placed = 0
+
+    async def place(self, placement: Placement, reports: TransferReports) -> None:
+        self.num_placed += 1
+        if self.num_placed == 1:
+            self._script.cut(self.peer_id)
+            raise StreamBrokenError("lost")
+        refusal, self.refuses = self.refuses, None
+        if refusal is not None:
+            raise refusal
+        await super().place(placement, reports)
+
+
+@pytest.mark.parametrize("is_refused", [False, True])
+def test_a_worker_that_was_cut_off_while_it_got_its_layers_goes_on_as_it_was(
+    is_refused: bool,
+) -> None:
+    """It is here again, and dials nobody any more: it is a member still, also where it does not take its layers yet."""
+    script = Script()
+
+    async def main() -> None:
+        fleet = fleet_of(script, num_stages=2)
+        script.fleet = fleet
+        cut = CutWorker(script, "one")
+        script.connected = {"one": cut, "two": ScriptedWorker(script, "two")}
+        await fleet.enlist(list(script.connected.values()))
+        async with trio.open_nursery() as nursery:
+            if is_refused:
+                cut.num_placed = 1  # the first time goes well
+                await fleet.start()
+                cut.num_placed, cut.refuses = 0, error_of(errors.PeerRefusedError)
+                member = fleet.member("one")
+                assert member is not None
+                fleet.forget_placement(member)
+            else:
+                await fleet.start()
+            member = fleet.member("one")
+            nursery.start_soon(fleet.mend)
+            selector = Selector(fleet)
+            with trio.move_on_after(LONG):
+                await trio.sleep(60)
+                while selector.why_not_ready:
+                    await trio.sleep(1)
+            assert selector.why_not_ready is None
+            assert fleet.member("one") is member
+            assert cut.num_placed == 2 + is_refused
+            nursery.cancel_scope.cancel()
+
+    with patch.object(trio.to_thread, "run_sync", in_place):
+        trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+
+
 class OddWorker(ScriptedWorker):
     """One that says nothing, or nonsense, of what it has."""
 

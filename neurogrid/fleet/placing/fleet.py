@@ -230,6 +230,12 @@ class Fleet(Roster):
                 "worker %s is here again, and is not used: it was excluded", worker.shown
             )
             return
+        member = self.member(worker.peer_id)
+        if member is not None and member.is_placing:
+            # Cut off and here again: the placer goes on with it. What it had went with the connection before.
+            member.is_cut, member.is_configured, member.layers = False, False, range(0)
+            self.changed()
+            return
         self._joining.append(worker)
         self._strangers[worker.peer_id] = worker
         self.changed()
