@@ -244,7 +244,12 @@ async def _open(
             if scope.cancelled_caught and behind is not None:
                 cut.append((item, behind, f"it was not reached within {link_patience:g} s"))
                 return
-            if opened.length != (prior.num_tokens if prior else 0):
+            if prior is None and opened.length:
+                raise RemoteProtocolError(
+                    f"{item.peer_id} began a session with {opened.length} tokens of none that was named",
+                    code=ErrorCode.PROTOCOL_VIOLATION,
+                )
+            if prior is not None and opened.length != prior.num_tokens:
                 without_prior.append(f"{item.name} began with {opened.length} tokens of it")
             if opened.takes_cuts:
                 session.takes_no_cuts.discard(item.peer_id)

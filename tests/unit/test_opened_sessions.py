@@ -1,0 +1,48 @@
+"""What workers say to a session that is opened on them, believed or not."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from neurogrid.errors import NoRouteError, RemoteProtocolError
+from neurogrid.fleet.remote_worker import Timeouts
+from neurogrid.inference.pipeline.pipeline_stage import PipelineStage
+from neurogrid.inference.pipeline.routing import Routing
+from neurogrid.inference.pipeline.session import open_session
+from neurogrid.inference.pipeline.session_worker import Opened
+from neurogrid.p2p.hosts.identity import Identity
+from neurogrid.p2p.wire import SessionOpen
+from neurogrid.planner import PlannedStage
+
+
+class Worker:
+    """Says that a session has tokens already."""
+
+    takes_chunks = takes_priors = True
+    timeouts = Timeouts()
+    peer_id = "a worker"
+
+    def __init__(self) -> None:
+        self.closed: list[int] = []
+
+    async def open_session(self, wanted: SessionOpen) -> Opened:
+        return Opened(length=5)
+
+    async def close_session(self, session_id: int) -> None:
+        self.closed.append(session_id)
+
+
+async def test_a_worker_that_begins_with_tokens_that_nobody_named_is_to_blame() -> None:
+    """The session goes around it, as around one that fails in another way."""
+    worker = Worker()
+    stage = PipelineStage(PlannedStage("a worker", 0, 2, 10), cast(Any, worker))
+    host = SimpleNamespace(identity=Identity.generate(), addresses_of=lambda peer_id: ())
+    routing = Routing(cast(Any, SimpleNamespace(host=host)))
+    with pytest.raises(NoRouteError, match="5 tokens") as failed:
+        await open_session([stage], routing, max_length=8)
+    assert failed.value.peer_id == "a worker"
+    assert isinstance(failed.value.__cause__, RemoteProtocolError)
+    assert len(worker.closed) == 1
