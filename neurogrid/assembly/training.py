@@ -15,6 +15,7 @@ from neurogrid.errors import NeuroGridError
 from neurogrid.exception_groups import unwrap_errors
 from neurogrid.fleet.local_workers import num_cores
 from neurogrid.model.files.checkpoint import Checkpoint
+from neurogrid.model.files.quantization import model_fingerprint
 from neurogrid.model.stages.device import device_memory, device_name
 from neurogrid.p2p.exchange.exchange import Exchange
 from neurogrid.p2p.hosts.host import Host
@@ -33,13 +34,14 @@ async def keep_layers(trained: Path, name: str, blobs: WorkerBlobs) -> None:
     """Keep the layers of a checkpoint as a coordinator would send them.
 
     Args:
-        name: of the model.
+        name: of the run that trained it, for the log.
     """
     try:
         checkpoint = await trio.to_thread.run_sync(Checkpoint.open, trained)
+        model = model_fingerprint(checkpoint.config, None).hex()  # as coordinators ask for them
         for layer_id in sorted(checkpoint.present_layers):
             stored = await trio.to_thread.run_sync(_stored, checkpoint.layer_blob(layer_id))
-            await blobs.keep(stored, model=name, layer_id=layer_id)
+            await blobs.keep(stored, model=model, layer_id=layer_id)
     except NeuroGridError as exc:
         # Not every model that can be trained can be served in stages.
         logger.info("the layers of %s are not kept: %s", name, exc)
