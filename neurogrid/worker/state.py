@@ -219,7 +219,9 @@ class WorkerState:
                 missing -= model.held_bytes
         self.kept = [model for model in self.kept if model not in going]
         for model in going:
-            await self.run_torch(model.keep_only, 0, 0)
+            # While the one before went, the tenant of this one may have got another promise.
+            if not any(t.model is model and t.owner in self.room for t in self.tenants.values()):
+                await self.run_torch(model.keep_only, 0, 0)
         if going:
             await self.run_torch(give_back_memory)
             self.note_held()

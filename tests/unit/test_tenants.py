@@ -4,9 +4,11 @@ memory is promised once.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import replace
+from functools import partial
+from typing import Any, cast
 
 import pytest
 import torch
@@ -34,9 +36,12 @@ from neurogrid.p2p.wire import (
     TensorMessage,
     serialize_config,
 )
+from neurogrid.worker.claim import Claim
+from neurogrid.worker.held_model import HeldLayer
 from neurogrid.worker.room import UNUSED_SECONDS
 from neurogrid.worker.settings import WorkerSettings
 from neurogrid.worker.state import MAX_TENANTS, WorkerState
+from neurogrid.worker.tenant import Tenant
 
 IDLE_AFTER = 60.0
 
@@ -257,6 +262,55 @@ async def test_who_is_idle_gives_way_and_is_told(
         await send_blob(ann.protocol, ann.worker_id, model[1], layer_id=0)
         await ann.open_session(8)
         await ann.extend(8, 2)
+
+
+class HeldBytes:
+    """A model whose layers are so many bytes each, as memory is counted."""
+
+    def __init__(self, *layers: int) -> None:
+        self.held = {number: HeldLayer(b"", is_own=False) for number in range(len(layers))}
+        self._layers = layers
+
+    @property
+    def held_bytes(self) -> int:
+        return sum(self._layers[number] for number in self.held)
+
+    def keep_only(self, start: int, stop: int) -> None:
+        self.held = {number: self.held[number] for number in self.held if start <= number < stop}
+
+
+class SlowThread:
+    """A torch thread that computes for others first."""
+
+    async def run(self, call: Callable[[], object]) -> object:
+        await trio.sleep(1)
+        return call()
+
+
+def test_layers_that_are_assigned_again_meanwhile_are_not_dropped_for_another() -> None:
+    """Ann's assignment takes what nobody was promised: a model that is kept, and Bob's, who comes back for a part."""
+
+    async def main() -> None:
+        state = WorkerState(
+            WorkerSettings(memory_limit=100),
+            cast(Any, None),
+            torch.device("cpu"),
+            cast(Any, SlowThread()),
+        )
+        kept, its = HeldBytes(30), HeldBytes(10, 50)
+        ann = Tenant(Claim("ann", is_shared=True))
+        bob = Tenant(Claim("bob", is_shared=True), model=cast(Any, its))
+        state.kept = [cast(Any, kept)]
+        state.tenants = {"ann": ann, "bob": bob}
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(partial(state.promise, ann, 90, keeps_beside=False, purpose=""))
+            await trio.sleep(0.5)  # what was kept is dropped
+            await state.promise(bob, 10, keeps_beside=False, purpose="")
+            await state.run_torch(its.keep_only, 0, 1)
+        assert not kept.held
+        assert set(its.held) == {0}
+
+    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
 
 
 async def test_ids_that_could_not_be_told_apart_on_the_way_are_refused(model: Model) -> None:
