@@ -153,7 +153,7 @@ class LayerService:
         assign = Assign.decode(message.data)
         tenant, _ = state.require_tenant(message.from_peer)
         async with tenant.lock:
-            tenant, model = state.require_tenant(message.from_peer)
+            model = state.require_still(tenant)
             self._check_assignment(model, assign)
             before = tenant.assignment
             has_grown = before is not None and _contains(assign, before)
@@ -245,8 +245,7 @@ class LayerService:
         if wanted:
             tenant, _ = state.require_tenant(sender)
             async with tenant.lock:
-                tenant, model = state.require_tenant(sender)
-                await self._load_requested(tenant, model, wanted)
+                await self._load_requested(tenant, state.require_still(tenant), wanted)
         own = state.tenants.get(sender)
         models = state.kept if own is None or own.model is None else [own.model]
         held = sorted({layer_id for model in models for layer_id in model.held})

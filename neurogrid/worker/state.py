@@ -283,6 +283,21 @@ class WorkerState:
             code=ErrorCode.CONFIG_REQUIRED,
         )
 
+    def require_still(self, tenant: Tenant) -> HeldModel:
+        """The model of a tenant whose lock was waited for.
+
+        Raises:
+            RequestRefusedError: its connection has ended meanwhile (CONFIG_REQUIRED): if its peer is here again, it is
+                another tenant, which has not asked for this.
+        """
+        if self.tenants.get(tenant.owner) is not tenant:
+            raise RequestRefusedError(
+                "the connection that this came by has ended, and what was agreed by it is over: send ModelConfig first",
+                code=ErrorCode.CONFIG_REQUIRED,
+                is_expected=True,
+            )
+        return self.require_tenant(tenant.owner)[1]
+
     def use_model(self, tenant: Tenant, model: HeldModel) -> None:
         """Give a tenant a model, or the same one with layers: its own of before, or one that was kept."""
         if tenant.model is None or not tenant.model.is_same(model):

@@ -139,7 +139,7 @@ class TransferService(TransferPolicy):
         state, layer_id = self._state, offered.layer_id
         tenant, _ = state.require_tenant(offered.peer_id)
         async with tenant.lock:
-            tenant, model = state.require_tenant(offered.peer_id)
+            model = state.require_still(tenant)
             assignment = tenant.assignment
             if assignment is None or layer_id not in assignment:
                 raise RequestRefusedError(

@@ -264,6 +264,37 @@ async def test_who_is_idle_gives_way_and_is_told(
         await ann.extend(8, 2)
 
 
+async def test_an_assignment_of_a_connection_that_has_ended_is_none_of_the_next(
+    model: Model,
+) -> None:
+    """It waited for its turn meanwhile, as behind a layer that is loaded."""
+    async with shared() as scene:
+        ann = await scene.peer()
+        own_id = ann.protocol.host.peer_id
+        await configure(ann, model)
+        before = scene.state.tenants[own_id]
+        async with before.lock:
+            late = Assign(0, 1, MAX_LENGTH, 4, "F32").encode()
+            await ann.protocol.send(
+                ann.worker_id, TensorMessage(MessageType.ASSIGN, request_id=1, data=late)
+            )
+            while not before.lock.statistics().tasks_waiting:
+                await trio.sleep(0.01)
+            await ann.protocol.host.disconnect(ann.worker_id)
+            while own_id in scene.state.tenants or ann.protocol.hello_of(ann.worker_id):
+                await trio.sleep(0.01)
+            await ann.protocol.host.connect(scene.worker.host.addresses[0])
+            await configure(ann, model)
+            await assign(ann, num_sessions=3)
+        while before.lock.locked():
+            await trio.sleep(0.01)
+        now = scene.state.tenants[own_id]
+        assert now is not before
+        assert now.assignment is not None
+        assert now.assignment.max_sessions == 3
+        assert scene.state.room.promised(own_id) == scene.needed(3)
+
+
 class HeldBytes:
     """A model whose layers are so many bytes each, as memory is counted."""
 
