@@ -327,6 +327,7 @@ class Coordinator(TextGeneration):
                                 reason: FinishReason | None = "length" if is_last else None
                                 yield GeneratedToken(token_id, logprobs, reason, session.num_reused)
                             new_tokens = tokens[-1:]
+                        session.is_followed = len(tokens) < max_length
 
     @asynccontextmanager
     async def _proposing(

@@ -77,6 +77,7 @@ class TokenSession:
 
     Attributes:
         num_reused: of its tokens, those that an earlier session had computed.
+        is_followed: another one begins anew in its room when it ends, so that it cannot be kept.
     """
 
     def __init__(
@@ -109,6 +110,7 @@ class TokenSession:
         self._beginning = beginning
         self._number = number
         self.num_reused = 0
+        self.is_followed = False
         self._replays = replays
         self._max_piece = max_piece
         self._adapter = adapter
@@ -152,6 +154,8 @@ class TokenSession:
         """Leave the session open for others, if nothing is under way in it."""
         pipeline, selection = self._pipeline, self._selection
         if pipeline is None or selection is None or pipeline.length != len(self._tokens):
+            return
+        if self.is_followed:
             return
         tokens: Sequence[int] = self._tokens
         if self._images is not None:
