@@ -316,6 +316,32 @@ def test_a_worker_that_was_cut_off_while_it_got_its_layers_goes_on_as_it_was(
         trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
 
 
+class FleetingWorker(ScriptedWorker):
+    """One whose connection is another by the time that it has said what it has."""
+
+    async def describe(self, *, assumed_bytes: int) -> WorkerInfo:
+        info = await super().describe(assumed_bytes=assumed_bytes)
+        self._script.cut(self.peer_id)
+        self._script.join(self.peer_id)
+        return info
+
+
+def test_a_worker_that_comes_back_while_it_is_welcomed_is_not_forgotten() -> None:
+    script = Script()
+
+    async def test(fleet: Fleet) -> None:
+        script.connected["three"] = worker = FleetingWorker(script, "three")
+        fleet.join(worker)
+        with trio.move_on_after(LONG):
+            while fleet.member("three") is None:
+                await trio.sleep(1)
+        member = fleet.member("three")
+        assert member is not None
+        assert member.worker is script.connected["three"]
+
+    run(script, test)
+
+
 class OddWorker(ScriptedWorker):
     """One that says nothing, or nonsense, of what it has."""
 

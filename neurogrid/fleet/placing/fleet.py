@@ -279,8 +279,9 @@ class Fleet(Roster):
             await trio.sleep(RETRY_DELAY)
         else:
             return  # it is gone, or has come back as another
-        if self._strangers.pop(worker.peer_id, None) is not worker:
-            return
+        if self._strangers.get(worker.peer_id) is not worker:
+            return  # as one that has come back, it is welcomed by itself
+        del self._strangers[worker.peer_id]
         self._progress.joined(info)
         self._speeds.forget(info.peer_id)
         self._look_for_better()
