@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from neurogrid.errors import NoRouteError
+from neurogrid.errors import NoRouteError, PeerRefusedError
 from neurogrid.inference.generation import token_session
 from neurogrid.inference.generation.ends_queue import Chosen
 from neurogrid.inference.generation.kept_sessions import Beginning
@@ -17,6 +17,7 @@ from neurogrid.inference.generation.token_session import TokenSession
 from neurogrid.inference.pipeline.prefill import Bounds
 from neurogrid.inference.pipeline.selection import Selection
 from neurogrid.inference.pipeline.session_worker import Prior
+from neurogrid.p2p.wire import ErrorCode
 
 
 @dataclass
@@ -117,3 +118,63 @@ async def test_workers_fail_in_the_first_step_of_a_session_that_goes_on_from_ano
         assert await session.extend([5], lambda logits_V: Chosen("last", None)) == ["last"]
     before = [(0, 20), *((start, start + 1) for start in range(20, 30))] if repeats else [(0, 30)]
     assert [each.calls for each in opened] == [[], [*before, (30, 40), (40, 41)]]
+
+
+@pytest.mark.parametrize("num_times", [1, 2])
+async def test_a_worker_that_dropped_the_session_is_asked_for_another_once(
+    monkeypatch: pytest.MonkeyPatch, num_times: int
+) -> None:
+    """It was idle for too long, as where its reader took its time: nobody else has the layers, and nobody need."""
+    opened: list[Pipeline] = []
+
+    class Forgetful(Pipeline):
+        async def prefill(self, calls: list[Bounds], embed: Any, take: Any) -> torch.Tensor:
+            if self.fails:
+                text = "session 7 is not open"
+                error = NoRouteError(text, layers=(0,), peer_id="a worker")
+                raise error from PeerRefusedError(text, code=ErrorCode.SESSION_UNKNOWN, text=text)
+            return await super().prefill(calls, embed, take)
+
+    async def open_session(*args: object, **more: Any) -> Pipeline:
+        opened.append(Forgetful(0, fails=0 < len(opened) < num_times))
+        return opened[-1]
+
+    monkeypatch.setattr(token_session, "open_session", open_session)
+    selection: Any = Selection(())
+    monkeypatch.setattr(Selection, "has_same_bits", True)
+
+    async def select(**more: Any) -> Any:
+        return selection
+
+    others: Any = SimpleNamespace(
+        forget=lambda number: None,
+        embed=embed,
+        leave=nothing,
+        choose=choose,
+        trials=SimpleNamespace(give_way=nothing),
+        select=select,
+        should_leave=lambda selection: False,
+        failed=lambda error, selection: False,
+        has_alternative=lambda *args, **more: False,
+        keep=lambda *args: False,
+        stored=SimpleNamespace(best=lambda *args: None),
+    )
+    async with TokenSession(
+        *(others, others, others, others, others),
+        Beginning(None, 64, b""),  # type: ignore[arg-type]
+        number=1,
+        max_length=64,
+        patience=60.0,
+        replays=False,
+        max_piece=None,
+    ) as session:
+        assert await session.extend(range(40), lambda logits_V: Chosen("next", 5)) == ["next"]
+        opened[0].fails = True
+        step = session.extend([5], lambda logits_V: Chosen("last", None))
+        if num_times == 1:
+            assert await step == ["last"]
+            assert opened[-1].calls == [(0, 40), (40, 41)]
+        else:
+            with pytest.raises(NoRouteError, match="is not open"):
+                await step
+    assert len(opened) == 2

@@ -127,6 +127,7 @@ class TokenSession:
         self._num_done = 0  # tokens of the steps before this one, also those of an earlier session
         self._is_cut = True  # the last of them is not to be cut into chunks any more
         self._avoid: set[str] = set()  # peers whose answers were no good
+        self._begun_anew: set[str] = set()  # those that had dropped it before this step
         self._selection: Selection | None = None
         self._pipeline: PipelineSession | None = None
         self._reader: PromptReader | None = None
@@ -210,6 +211,7 @@ class TokenSession:
                         await self._open(deadline)
                     values = await self._catch_up(choose, () if failure else proposed)
                 self._link_patience = math.inf
+                self._begun_anew.clear()
                 if why:
                     self._on_rerouted(why, trio.current_time() - failed_at)
                 return values
@@ -240,6 +242,10 @@ class TokenSession:
             self._routing.cut(stages[error.unreachable_from], stages[peer_id], str(error))
             return True
         if self._selector.failed(error, selection):
+            return True
+        if _is_over(error) and peer_id not in self._begun_anew:
+            # As where no token was asked for in a long time: its caches are gone, and it may have others.
+            self._begun_anew.add(peer_id)
             return True
         # It answers, and what it answers is an error: the same question may go to somebody else, once.
         has_tried = peer_id in self._avoid
@@ -458,6 +464,12 @@ async def _show(
     ends: EndsQueue, reader: PromptReader, position: int, hidden_BTD: torch.Tensor
 ) -> None:
     await ends.read(hidden_BTD, position=position, reader=reader)
+
+
+def _is_over(error: NoRouteError) -> bool:
+    """Whether a worker failed a step because it had dropped the session before."""
+    cause = error.__cause__
+    return isinstance(cause, PeerRefusedError) and cause.code == ErrorCode.SESSION_UNKNOWN
 
 
 def _seconds_until_room(error: NoRouteError) -> float:
