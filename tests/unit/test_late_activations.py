@@ -25,7 +25,9 @@ class Worker:
 
     def __init__(self) -> None:
         self.sessions = SessionTable(on_drop=lambda session: None)
-        state: Any = SimpleNamespace(require_tenant=self._require_tenant)
+        protocol = SimpleNamespace(refuse=self._refuse)
+        state: Any = SimpleNamespace(require_tenant=self._require_tenant, protocol=protocol)
+        self.refused: list[tuple[str | None, int, ErrorCode]] = []
         self.activations = WorkerActivations(state, cast(Any, None), self.sessions, cast(Any, None))
 
     @staticmethod
@@ -33,15 +35,23 @@ class Worker:
         if peer_id != COORDINATOR:
             raise RequestRefusedError("busy", code=ErrorCode.UNAUTHORIZED)
 
-    def run_session(self, session_id: int, *, predecessor: str | None = None) -> None:
-        """Open a session, and close it again."""
+    async def _refuse(self, message: TensorMessage, error: RequestRefusedError) -> None:
+        self.refused.append((message.from_peer, message.request_id, ErrorCode(error.code)))
+
+    def run_session(
+        self, session_id: int, *, predecessor: str | None = None, is_closed: bool = True
+    ) -> None:
+        """Open a session, and close it again, or drop it."""
         place: Any = None
         if predecessor is not None:
             place = Place(cast(Route, SimpleNamespace(peers=(predecessor, "this one"))), 1)
         no: Any = None
         session = Session(session_id, COORDINATOR, no, 0, 4, 64, no, place, last_used=0.0)
         self.sessions.add(session)
-        self.sessions.close(session_id, COORDINATOR)
+        if is_closed:
+            self.sessions.close(session_id, COORDINATOR)
+        else:
+            self.sessions.drop(session)
 
     def activation(self, session_id: int, sender: str) -> None:
         """One comes."""
@@ -69,6 +79,20 @@ def test_a_coordinator_is_refused_what_crossed_the_end_of_its_session_without_a_
     with pytest.raises(RequestRefusedError, match="session 8 is not open") as unknown:
         worker.activation(8, COORDINATOR)
     assert not unknown.value.is_expected
+
+
+def test_a_coordinator_whose_session_was_dropped_is_told_what_another_worker_handed_on() -> None:
+    """It waits for what comes of it, and has not closed the session: that had no step for long, or gave way."""
+    worker = Worker()
+    worker.run_session(7, predecessor=WORKER)
+    worker.run_session(9, predecessor=WORKER, is_closed=False)
+    worker.activation(7, WORKER)
+    assert worker.refused == []
+    worker.activation(9, WORKER)
+    assert worker.refused == [(COORDINATOR, 1, ErrorCode.SESSION_UNKNOWN)]
+    worker.sessions.close(9, COORDINATOR)  # it knows by now
+    worker.activation(9, WORKER)
+    assert len(worker.refused) == 1
 
 
 def test_nobody_else_is_excused_by_it() -> None:

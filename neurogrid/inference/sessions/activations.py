@@ -104,6 +104,7 @@ class WorkerActivations:
         assert message.envelope is not None, "a tensor of 1.1.0 has one"
         session = self._session_of(message, message.envelope)
         if session is None:
+            await self._tell_of_end(message, message.envelope)
             return
         try:
             hidden_BTD = self._check(session, message.envelope)
@@ -125,7 +126,7 @@ class WorkerActivations:
             if session.source == session.owner:
                 raise
             logger.warning("refused an activation of %s: %s", session.source, exc)
-            await self._tell_owner(session, message.request_id, exc)
+            await self._tell_owner(session.owner, message.request_id, exc)
         except TransportError as exc:
             if session.source == session.owner:
                 raise
@@ -136,14 +137,14 @@ class WorkerActivations:
                 raise
             logger.exception("an activation of %s failed", session.source)
             error = RequestRefusedError("internal error", code=ErrorCode.COMPUTE_FAILED)
-            await self._tell_owner(session, message.request_id, error)
+            await self._tell_owner(session.owner, message.request_id, error)
 
     async def link_lost(self, peer_id: str, reason: NeuroGridError) -> None:
         """The stream to a peer ended: tell the coordinators whose activations may be lost in it."""
         for session in self._sessions:
             if session.successor == peer_id and session.handed_on:
                 error = self._links.unreachable(peer_id, reason)
-                await self._tell_owner(session, session.handed_on, error)
+                await self._tell_owner(session.owner, session.handed_on, error)
         # A peer that has taken its last activation waits for the next, which should not have to wait for a dial.
         place = next((s.place for s in self._sessions if s.successor == peer_id), None)
         try:
@@ -164,11 +165,8 @@ class WorkerActivations:
         if self._sessions.was_closed(envelope.session_id, sender):
             return None
         self._state.require_tenant(sender)
-        raise RequestRefusedError(
-            f"session {envelope.session_id} is not open",
-            code=ErrorCode.SESSION_UNKNOWN,
-            is_expected=self._sessions.was_open(envelope.session_id, sender),
-        )
+        is_expected = self._sessions.was_open(envelope.session_id, sender)
+        raise _not_open(envelope, is_expected=is_expected)
 
     def _check(self, session: Session, envelope: TensorEnvelope) -> torch.Tensor:
         model = session.model
@@ -239,17 +237,29 @@ class WorkerActivations:
             await self._links.hand_on(session.place, result)
             session.handed_on = result.request_id
 
-    async def _tell_owner(
-        self, session: Session, request_id: int, error: RequestRefusedError
-    ) -> None:
+    async def _tell_owner(self, owner: str, request_id: int, error: RequestRefusedError) -> None:
         """Refuse an activation to the coordinator that waits for what becomes of it, if it still does."""
         asked = TensorMessage(
-            msg_type=MessageType.ACTIVATION, request_id=request_id, from_peer=session.owner
+            msg_type=MessageType.ACTIVATION, request_id=request_id, from_peer=owner
         )
         try:
             await self._state.protocol.refuse(asked, error)
         except NeuroGridError as exc:
-            logger.debug("could not tell %s of it: %s", session.owner, exc)
+            logger.debug("could not tell %s of it: %s", owner, exc)
+
+    async def _tell_of_end(self, message: TensorMessage, envelope: TensorEnvelope) -> None:
+        """Tell a coordinator of an activation that came too late for a session which it has not closed."""
+        owner = self._sessions.untold_owner(envelope.session_id, sender_of(message))
+        if owner is not None:
+            await self._tell_owner(owner, message.request_id, _not_open(envelope, is_expected=True))
+
+
+def _not_open(envelope: TensorEnvelope, *, is_expected: bool) -> RequestRefusedError:
+    return RequestRefusedError(
+        f"session {envelope.session_id} is not open",
+        code=ErrorCode.SESSION_UNKNOWN,
+        is_expected=is_expected,
+    )
 
 
 def _result(

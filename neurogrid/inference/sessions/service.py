@@ -326,7 +326,7 @@ class SessionService:
                 session.cache = await self._state.run_torch(prior.cache.copy, length)
             else:
                 session.cache = prior.cache
-                self._sessions.drop(prior)
+                self._sessions.drop(prior, is_asked=True)
                 if length < prior.length:
                     await self._state.run_torch(session.cache.cut, length)
         session.cache.allow(session.max_length)

@@ -121,6 +121,8 @@ class SessionTable:
         self._handed_on: set[_Key] = set()
         # Of each owner the source by id; the latest last.
         self._over: OrderedDict[str, OrderedDict[int, str]] = OrderedDict()
+        # Of those the ones that their owner may not know to be over.
+        self._untold: set[_Key] = set()
 
     def __len__(self) -> int:
         return len(self._sessions)
@@ -148,6 +150,17 @@ class SessionTable:
     def was_closed(self, session_id: int, source: str) -> bool:
         """Whether a session of this id took activations from this worker a while ago, and is no more."""
         return any(known.get(session_id) == source != owner for owner, known in self._over.items())
+
+    def untold_owner(self, session_id: int, source: str) -> str | None:
+        """The coordinator of a session for which `was_closed` holds, if it did not end that itself; None if it did."""
+        return next(
+            (
+                owner
+                for owner, known in self._over.items()
+                if known.get(session_id) == source and (owner, session_id) in self._untold
+            ),
+            None,
+        )
 
     def was_open(self, session_id: int, owner: str) -> bool:
         """Whether this coordinator had or closed a session of this id a while ago, which is no more."""
@@ -186,12 +199,17 @@ class SessionTable:
         """Close a session of this owner, if there is one; if its opening comes later, it is over by then."""
         session = self.of(session_id, owner)
         if session is not None:
-            self.drop(session)
+            self.drop(session, is_asked=True)
         else:
             self._remember(session_id, owner, owner)
+            self._untold.discard((owner, session_id))
 
-    def drop(self, session: Session, *, was_opened: bool = True) -> None:
-        """Free a session; one whose opening failed may be opened again."""
+    def drop(self, session: Session, *, was_opened: bool = True, is_asked: bool = False) -> None:
+        """Free a session; one whose opening failed may be opened again.
+
+        Args:
+            is_asked: its owner wants no more of it.
+        """
         if session in self:
             del self._sessions[session.owner, session.session_id]
             del self._by_source[session.source, session.session_id]
@@ -200,16 +218,20 @@ class SessionTable:
             session.is_over = True
             self._on_drop(session)
             if was_opened:
+                if not is_asked:
+                    self._untold.add((session.owner, session.session_id))
                 self._remember(session.session_id, session.source, session.owner)
 
     def _remember(self, session_id: int, source: str, owner: str) -> None:
         known = self._over.setdefault(owner, OrderedDict())
         known.setdefault(session_id, source)
         if len(known) > MAX_REMEMBERED:
-            known.popitem(last=False)
+            forgotten, _ = known.popitem(last=False)
+            self._untold.discard((owner, forgotten))
         self._over.move_to_end(owner)
         if len(self._over) > MAX_OWNERS_REMEMBERED:
-            self._over.popitem(last=False)
+            gone, ids = self._over.popitem(last=False)
+            self._untold.difference_update((gone, each) for each in ids)
 
     def forget(self, owner: str) -> None:
         """Drop the sessions of a peer."""
