@@ -14,7 +14,7 @@ from multiaddr import Multiaddr
 from multiaddr.exceptions import Error as MultiaddrError
 
 from neurogrid.errors import PeerUnreachableError, RemoteProtocolError, StreamBrokenError
-from neurogrid.p2p.hosts.host import Host
+from neurogrid.p2p.hosts.host import Host, ip_place
 from neurogrid.p2p.reach.protobuf_frames import receive_message
 
 __all__ = ["IDENTIFY_PROTOCOL", "observed_address"]
@@ -28,7 +28,7 @@ MAX_IDENTIFY: Final = 64 * 1024
 
 
 async def observed_address(host: Host, peer_id: str) -> str | None:
-    """Ask a connected peer; None if it does not say. The address has no `/p2p/` part."""
+    """Ask a connected peer; None if it does not say, or no IP address with a port. It has no `/p2p/` part."""
     try:
         with trio.fail_after(TIMEOUT):
             stream = await host.open_stream(peer_id, [IDENTIFY_PROTOCOL])
@@ -36,7 +36,12 @@ async def observed_address(host: Host, peer_id: str) -> str | None:
                 identify = await receive_message(stream, Identify, max_bytes=MAX_IDENTIFY)
             finally:
                 await stream.reset()
-        return str(Multiaddr(bytes(identify.observed_addr))) if identify.observed_addr else None
+        seen = str(Multiaddr(bytes(identify.observed_addr)))
+        # It may be any multiaddr, however long; what is returned is taken apart, and sent on to others.
+        if ip_place(seen) is not None:
+            return seen.partition("/p2p/")[0]
+        if identify.observed_addr:
+            logger.debug("%s sees us at a strange address: %.200s", peer_id, seen)
     except (PeerUnreachableError, RemoteProtocolError, StreamBrokenError, trio.TooSlowError) as exc:
         logger.debug("%s does not say at which address it sees us: %s", peer_id, exc)
     except (MultiaddrError, ValueError) as exc:
