@@ -265,6 +265,37 @@ def test_a_length_that_is_a_lie_does_not_spoil_the_honest_one(tmp_path: Path) ->
     assert set(store.open(INFO).chunks) == {0, LAST}
 
 
+@pytest.mark.parametrize("lie", [-1, 1])
+def test_a_length_that_is_a_lie_leaves_the_whole_blob_where_it_is(tmp_path: Path, lie: int) -> None:
+    store = DirectoryStore(tmp_path)
+    partial = store.open(INFO)
+    put(partial, *range(INFO.num_chunks))
+    stored = partial.finish()
+    liar = store.open(BlobInfo(INFO.blob_id, INFO.num_bytes + lie, INFO.digests))
+    assert len(liar.chunks) == 0
+    liar.discard()
+    assert stored.path is not None
+    # To read a page that was cut off would end the process.
+    assert stored.path.stat().st_size == INFO.num_bytes
+    assert stored.data == BLOB
+    again = store.load(INFO.blob_id)
+    assert again is not None
+    assert again.data == BLOB
+
+
+def test_a_whole_blob_that_was_cut_is_mended(tmp_path: Path) -> None:
+    store = DirectoryStore(tmp_path)
+    partial = store.open(INFO)
+    put(partial, *range(INFO.num_chunks))
+    path = partial.finish().path
+    assert path is not None
+    os.truncate(path, INFO.num_bytes - 1)
+    partial = store.open(INFO)
+    assert set(range(INFO.num_chunks)) - set(partial.chunks) == {LAST}
+    put(partial, LAST)
+    assert partial.finish().data == BLOB
+
+
 def test_another_process_that_was_first(tmp_path: Path) -> None:
     one, other = (DirectoryStore(tmp_path).open(INFO) for _ in range(2))
     for partial in (one, other):

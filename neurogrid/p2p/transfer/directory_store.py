@@ -71,9 +71,7 @@ class DirectoryStore(BlobStore):
             data = _map(path)
         except FileNotFoundError:
             return None
-        hasher = BlobHasher()
-        hasher.update(data)
-        info = BlobInfo.of_digests(hasher.digests(), data.nbytes)
+        info = BlobInfo.of_digests(_digests(data), data.nbytes)
         if info.blob_id != blob_id:
             logger.warning("%s has changed since it was written", path)
             return None
@@ -157,7 +155,10 @@ class _FileBlob(PartialBlob):
         _delete(self._part)
 
     def _find_whole(self) -> bool:
-        """Take the whole blob if it is there and good; make it a partial one if it is not."""
+        """Take the whole blob if it is there and good; make it a partial one if it is not.
+
+        One of another length may be good as well: the id does not tell the length, and what is wanted is a lie.
+        """
         try:
             data = _map(self._whole)
         except FileNotFoundError:
@@ -168,6 +169,8 @@ class _FileBlob(PartialBlob):
                 for index in good:
                     self.chunks.add(index)
                 return True
+        elif _digests(data) == self.info.digests:
+            return False
         logger.warning("%s is not what its name says; it is mended", self._whole)
         os.replace(self._whole, self._part)
         all_bits = b"\xff" * -(-self.info.num_chunks // 8)
@@ -222,6 +225,12 @@ def _map(path: Path) -> memoryview:
         if not os.fstat(file.fileno()).st_size:
             return memoryview(b"")
         return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+
+
+def _digests(data: memoryview) -> bytes:
+    hasher = BlobHasher()
+    hasher.update(data)
+    return hasher.digests()
 
 
 def _delete(part: Path) -> None:
