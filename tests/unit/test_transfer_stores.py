@@ -296,6 +296,17 @@ def test_a_whole_blob_that_was_cut_is_mended(tmp_path: Path) -> None:
     assert partial.finish().data == BLOB
 
 
+def test_chunks_that_are_written_together_are_all_found_again(tmp_path: Path) -> None:
+    store = DirectoryStore(tmp_path)
+    partial = store.open(INFO)
+    for index in range(INFO.num_chunks):
+        partial.write(index, SOURCE.chunk(index))
+    for index in range(INFO.num_chunks):  # as a table does, when all are written
+        partial.chunks.add(index)
+    partial.suspend()
+    assert len(store.open(INFO).chunks) == INFO.num_chunks
+
+
 def test_another_process_that_was_first(tmp_path: Path) -> None:
     one, other = (DirectoryStore(tmp_path).open(INFO) for _ in range(2))
     for partial in (one, other):

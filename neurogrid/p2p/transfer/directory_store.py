@@ -114,6 +114,7 @@ class _FileBlob(PartialBlob):
         self._opened = opened
         # The chunks, and the bitmap; none when it is whole or suspended.
         self._files: list[int] = []
+        self._bits = bytearray(-(-info.num_chunks // 8))  # as they are in its file
         if self._find_whole():
             return
         opened.add(part)
@@ -200,16 +201,14 @@ class _FileBlob(PartialBlob):
             chunk = os.pread(data, self.info.chunk_bytes(index), index * CHUNK_BYTES)
             if chunk_digest(chunk) == self.info.chunk_digest(index):
                 self.chunks.add(index)
-        os.pwrite(bits, self.chunks.bitmap() or bytes(len(bitmap)), 0)
+        self._bits = bytearray(self.chunks.bitmap() or bytes(len(bitmap)))
+        os.pwrite(bits, self._bits, 0)
 
     def _mark(self, index: int) -> None:
-        """Set the bit of a chunk. The others of its byte are of chunks that are there."""
-        first = index & ~7
-        byte = 0x80 >> (index & 7)
-        for other in range(first, min(first + 8, self.info.num_chunks)):
-            if other in self.chunks:
-                byte |= 0x80 >> (other & 7)
-        os.pwrite(self._files[1], bytes([byte]), index >> 3)
+        """Set the bit of a chunk. Those of its byte that were written with it are not in `chunks` yet."""
+        at = index >> 3
+        self._bits[at] |= 0x80 >> (index & 7)
+        os.pwrite(self._files[1], self._bits[at : at + 1], at)
 
 
 def _write_at(file: int, data: Data, offset: int) -> None:
