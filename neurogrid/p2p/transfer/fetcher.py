@@ -152,7 +152,7 @@ class Fetcher:
             try:
                 offer = await self._ask(request, asked, offer_timeout)
                 stored = await self._take(offer, blob_id, store, max_bytes, told)
-                await self._incoming.answer(offer, MessageType.WEIGHTS_ACK)
+                await self._acknowledge(offer)
             except (PeerRefusedError, StreamBrokenError):
                 raise  # the peer knows, or is gone
             except RequestRefusedError as exc:
@@ -169,6 +169,13 @@ class Fetcher:
             finally:
                 del self._under_way[key]
         return stored
+
+    async def _acknowledge(self, offer: TensorMessage) -> None:
+        """Tell a peer that its blob is here, whole; one that has gone since need not know."""
+        try:
+            await self._incoming.answer(offer, MessageType.WEIGHTS_ACK)
+        except TransportError as exc:
+            logger.debug("%s is not told that its blob came: %s", sender_of(offer), exc)
 
     def _tell(self, request: TensorMessage, peer_id: str, error: RequestRefusedError) -> None:
         self._protocol.host.start_soon(tell_stopped, self._protocol, peer_id, request, error)
