@@ -11,12 +11,14 @@ from typing import Any
 
 from libp2p.abc import IMuxedConn, ISecureConn
 from libp2p.peer.id import ID
+from libp2p.protocol_muxer.exceptions import MultiselectError
 from libp2p.security.noise.transport import PROTOCOL_ID as NOISE_PROTOCOL_ID
 from libp2p.security.noise.transport import Transport as StockNoiseTransport
 from libp2p.security.security_multistream import SecurityMultistream
 from libp2p.stream_muxer.muxer_multistream import MuxerMultistream
 from libp2p.stream_muxer.yamux.yamux import PROTOCOL_ID as YAMUX_PROTOCOL_ID
 
+from neurogrid.errors import RemoteProtocolError
 from neurogrid.p2p.link.connection import LinkConnection
 from neurogrid.p2p.link.limits import BufferPool, LinkLimits
 from neurogrid.p2p.link.session import NoiseTransport
@@ -50,9 +52,14 @@ class _LinkMuxerMultistream(MuxerMultistream):
     pool: BufferPool
 
     async def new_conn(self, conn: ISecureConn, peer_id: ID) -> IMuxedConn:
-        protocol, transport_class = await self._selector.select(
-            conn, conn.is_initiator, self.negotiate_timeout
-        )
+        try:
+            protocol, transport_class = await self._selector.select(
+                conn, conn.is_initiator, self.negotiate_timeout
+            )
+        except (
+            RemoteProtocolError
+        ) as exc:  # of our session: the stock upgrade knows libp2p's errors alone
+            raise MultiselectError(f"the peer broke the protocol: {exc}") from exc
         muxed: IMuxedConn
         if protocol == YAMUX_PROTOCOL_ID:
             muxed = LinkConnection(conn, peer_id, pool=self.pool)
