@@ -107,6 +107,9 @@ class OneshotStreams:
             except NeuroGridError as exc:
                 is_refused = isinstance(exc, StreamBrokenError) and stream.is_reset_by_peer
                 errors.append(_refused(message, peer_id) if is_refused else exc)
+            except trio.Cancelled:
+                errors.append(StreamBrokenError("this host is closing"))
+                raise
             finally:
                 done.set()
                 await stream.aclose()
