@@ -21,6 +21,7 @@ from functools import partial
 import trio
 
 from neurogrid.errors import (
+    HeaderWriteError,
     LocalProtocolError,
     NeuroGridError,
     PeerUnreachableError,
@@ -255,8 +256,11 @@ class Exchange:
         message = enveloped(message)
         await self.open(peer_id)
         for attempt in range(MOVE_ATTEMPTS):
+            stream = self._streams.get(peer_id)
+            if stream is None:
+                raise HeaderWriteError(f"the stream to {peer_id} ended before the message went out")
             try:
-                await self._streams[peer_id].send(message, *more)
+                await stream.send(message, *more)
                 return
             except StreamMovedError:
                 if attempt == MOVE_ATTEMPTS - 1:
