@@ -65,6 +65,8 @@ MAX_INBOUND: Final = 128
 # A relay that reserves for a shorter time is asked again no sooner; one that gives years, no later.
 MIN_RENEWAL: Final = 10.0
 MAX_RENEWAL: Final = 3600.0
+# A slot that lasted so long counts as a success. Seconds.
+SETTLED_AFTER: Final = 10.0
 MAX_RELAY_ADDRESSES: Final = 8
 MAX_OBSERVED: Final = 64  # relays of which it is remembered how they see us
 
@@ -180,10 +182,16 @@ class RelayClient:
                     self._note_lost(state, str(exc))
                     await trio.sleep(backoff.delay(num_failures, draw))
                     continue
-                num_failures = 0
-                with trio.move_on_after(renew_in):
+                reserved_at = trio.current_time()
+                with trio.move_on_after(renew_in) as lasting:
                     await self._host.wait_disconnected(relay_id)
                     self._note_lost(state, "the connection to the relay ended")
+                lasted = trio.current_time() - reserved_at
+                if lasting.cancelled_caught or lasted >= SETTLED_AFTER:
+                    num_failures = 0
+                else:  # a relay that gives slots and closes is not dialled in a tight loop
+                    num_failures += 1
+                    await trio.sleep(backoff.delay(num_failures, draw))
 
     async def _reserve(self, state: RelayState, relay_id: str) -> float:
         """Have a slot; returns the seconds after which to renew it."""
