@@ -52,6 +52,7 @@ class _Candidate:
         named_at: when it was named or heard of last, likewise.
         num_failures: in a row.
         is_asked: whether it is being asked now.
+        is_outdated: whether what we say of ourselves has changed since we began to ask it.
     """
 
     addresses: tuple[str, ...]
@@ -59,6 +60,7 @@ class _Candidate:
     named_at: float
     num_failures: int = 0
     is_asked: bool = False
+    is_outdated: bool = False
 
 
 class Members:
@@ -146,6 +148,7 @@ class Members:
         for peer_id in self._book.members:
             if (candidate := self._candidates.get(peer_id)) is not None:
                 candidate.due = trio.current_time()
+                candidate.is_outdated = candidate.is_asked
         self._changed.set()
 
     async def run(self, exchange: RecordExchange) -> None:
@@ -191,6 +194,8 @@ class Members:
                 self.note_accepted(acceptance)
         finally:
             candidate.is_asked = False
+            if candidate.is_outdated:
+                candidate.is_outdated, candidate.due = False, trio.current_time()
             self._changed.set()
 
     def _note_failure(self, peer_id: str, candidate: _Candidate) -> None:
