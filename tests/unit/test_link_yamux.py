@@ -470,6 +470,23 @@ def test_streams_beyond_the_bound_are_refused_and_the_others_live() -> None:
     assert isinstance(core.receive_data(frame(WINDOW, SYN, 7, 0))[0], StreamOpened)
 
 
+def test_refusals_that_the_peer_does_not_read_are_bounded() -> None:
+    core = make(limits=LinkLimits(max_owed_frames=3))
+
+    def offer(stream_id: int) -> None:
+        (event,) = core.receive_data(frame(WINDOW, SYN, stream_id, 0))
+        assert isinstance(event, StreamOpened)
+        core.refuse(event.stream)
+
+    for stream_id in (1, 3, 5):
+        offer(stream_id)
+    assert not core.streams
+    with pytest.raises(RemoteProtocolError):
+        offer(7)
+    assert sent(core) == [(WINDOW, RST, stream_id, 0) for stream_id in (1, 3, 5)]
+    offer(9)
+
+
 def test_our_own_streams_are_bounded_and_wait_for_acknowledgement() -> None:
     core = make(is_initiator=True, limits=LinkLimits(max_streams=3, max_unacknowledged=2))
     first, second = core.open_stream(), core.open_stream()

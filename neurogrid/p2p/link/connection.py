@@ -291,11 +291,11 @@ class LinkConnection(MuxedConn):
             self._go_when_done()
 
     def _offer(self, stream: LinkStream) -> None:
-        if len(self._backlog) >= self._limits.max_unaccepted:
-            self.core.reset(stream.state)
-        else:
+        if len(self._backlog) < self._limits.max_unaccepted:
             self._backlog.append(stream)
             self._stream_came.set()
+        elif not stream.state.was_reset:  # by the peer, behind its opening
+            self.core.refuse(stream.state)
 
     # ------------------------------------------------------------------ the end
 

@@ -186,13 +186,16 @@ class Yamux:
             raise RemoteProtocolError(f"the peer opened stream {stream_id}, which is ours to open")
         self._highest_id = max(self._highest_id, stream_id)
         if self.go_away_sent or self._num_theirs >= self._limits.max_streams:
-            self.outflow.owe(frames.pack_header(frames.WINDOW_UPDATE, frames.RST, stream_id, 0))
+            self._owe_reset(stream_id)
             return None
         stream = StreamState(stream_id, is_ours=False)
         self.streams[stream_id] = stream
         self._num_theirs += 1
         self._tell(events.StreamOpened(stream))
         return stream
+
+    def _owe_reset(self, stream_id: int) -> None:
+        self.outflow.owe(frames.pack_header(frames.WINDOW_UPDATE, frames.RST, stream_id, 0))
 
     def _begin_payload(self, stream: StreamState | None, flags: int, length: int) -> None:
         if stream is not None:
@@ -263,6 +266,16 @@ class Yamux:
         if not stream.was_reset:
             stream.ack_pending = True
             self.outflow.schedule(stream)
+
+    def refuse(self, stream: StreamState) -> None:
+        """Give up a stream that the peer has just opened: nobody here will take it.
+
+        Raises:
+            RemoteProtocolError: the peer lets too many answers wait.
+        """
+        self.discard(stream)
+        self._give_up(stream)
+        self._owe_reset(stream.stream_id)
 
     def queue(self, stream: StreamState, data: memoryview) -> Outgoing:
         """Send `data` (bytes, format "B") after what is queued; it is not copied, so must stay as it is.
