@@ -12,6 +12,7 @@ from trio.testing import MockClock
 
 from neurogrid.errors import LocalProtocolError, PeerRefusedError
 from neurogrid.p2p import TensorMessage, new_request_id
+from neurogrid.p2p.memory import Link
 from neurogrid.p2p.wire import ErrorCode, chunk_digest
 from neurogrid.training.averaging.reductions import (
     MAX_HELD,
@@ -129,6 +130,53 @@ async def test_a_holder_that_is_lost_in_the_middle_is_left() -> None:
         group.network.cut_after(1500, sender=lost.host, receiver=newcomer.host)
         fetched = await fetch(newcomer, result, group.ids[:2])
         assert torch.equal(fetched.values, result.values)
+
+
+async def test_a_holder_behind_a_slow_line_is_not_left_as_long_as_its_chunks_come(
+    autojump_clock: MockClock,
+) -> None:
+    """Those that it is asked for at once come one after the other, the last of them after more than 15 s."""
+    async with open_group(2) as group:
+        result = await hold_everywhere(group, holders=1)
+        group.network.set_link(Link(bandwidth=60.0))
+        fetched = await fetch(group.peers[1], result, group.ids[:1], timeout=250)
+        assert torch.equal(fetched.values, result.values)
+
+
+async def test_a_holder_that_is_silent_is_left_while_the_others_go_on(
+    autojump_clock: MockClock,
+) -> None:
+    async with open_group(3) as group:
+        result = await hold_everywhere(group, holders=2)
+        silent, _, newcomer = group.peers
+        silent.exchange._dispatcher.subscribers._by_type[TrainingMessage.FETCH].clear()
+        silent.exchange.on_message(TrainingMessage.FETCH, lambda message: None)
+        begun = trio.current_time()
+        fetched = await fetch(newcomer, result, group.ids[:2])
+        assert torch.equal(fetched.values, result.values)
+        assert trio.current_time() - begun == pytest.approx(15, abs=0.1)
+        with pytest.raises(ResultUnavailableError, match="silent for 15 s"):
+            await fetch(newcomer, result, [silent.peer_id])
+
+
+async def test_few_holders_are_asked_at_once_and_others_where_they_fail() -> None:
+    async with open_group(6) as group:
+        result = await hold_everywhere(group, holders=5)
+        newcomer = group.peers[5]
+
+        def num_chunks() -> list[int]:
+            sent = [peer.exchange.counters.snapshot() for peer in group.peers[:5]]
+            to_newcomer = [each.get(newcomer.peer_id, {}).get("sent", {}) for each in sent]
+            return [each["piece"].num_messages if "piece" in each else 0 for each in to_newcomer]
+
+        await fetch(newcomer, result, group.ids[:5])
+        assert sum(map(bool, num_chunks())) == 4
+        for liar in group.peers[:4]:
+            liar.reductions.release(result.digest)
+            liar.reductions.hold(replace(result, chunks=(bytes(200),) * 20))
+        fetched = await fetch(newcomer, result, group.ids[:5])
+        assert torch.equal(fetched.values, result.values)
+        assert num_chunks()[4] == 20
 
 
 async def test_a_fetch_ends_in_time(autojump_clock: MockClock) -> None:

@@ -9,8 +9,8 @@ Source: protocol_spec/training/reductions.md.
 from __future__ import annotations
 
 import math
-from collections import deque
-from collections.abc import Sequence
+from collections import Counter, deque
+from collections.abc import Iterator, Sequence
 
 import trio
 
@@ -36,7 +36,10 @@ __all__ = ["Fetching"]
 
 # Chunks that one holder is asked for at once.
 WINDOW = 4
-# Seconds that a holder may take for one answer before it is left, where the others go on.
+# Holders that are asked at once: behind a slow line more of them would only wait longer, each for its own.
+NUM_HOLDERS = 4
+# Seconds without any answer of a holder that owes some, before it is left and the others go on. Not for one answer: all
+# that it was asked for at once comes one after the other by its line.
 ANSWER_TIMEOUT = 15.0
 
 _OF_THE_PEER = (PeerRefusedError, TransportError, RemoteProtocolError)
@@ -67,7 +70,7 @@ class Fetching:
         fetch = _Fetch(self._exchange, digest, num_elements, chunk_elements, codec)
         left = list(dict.fromkeys(holders))
         with trio.CancelScope(deadline=trio.current_time() + timeout):
-            return await fetch.run(left)
+            return await fetch.run(left, timeout)
         raise fetch.late(left, timeout)
 
 
@@ -102,8 +105,11 @@ class _Fetch:
         self._left: deque[int] = deque(range(self._num_chunks))  # not asked of anybody
         self._num_missing = self._num_chunks
         self._changed = trio.Event()
+        self._owed: Counter[str] = (
+            Counter()
+        )  # chunks that a holder was asked for, and has not answered
 
-    async def run(self, holders: Sequence[str]) -> Result:
+    async def run(self, holders: Sequence[str], timeout: float) -> Result:
         """Fetch the digests, and then the chunks."""
         for holder in holders:
             try:
@@ -111,11 +117,11 @@ class _Fetch:
                 break
             except _OF_THE_PEER as error:
                 self.failures[holder] = str(error)
+        left = iter([holder for holder in holders if holder not in self.failures])
         with unwrap_errors():
             async with trio.open_nursery() as nursery:
-                for holder in holders:
-                    if holder not in self.failures:
-                        nursery.start_soon(self._fetch_from, holder)
+                for _ in range(min(NUM_HOLDERS, len(holders))):
+                    nursery.start_soon(self._fetch_from_each, left, timeout)
         if self._num_missing:
             raise self.unavailable()
         return self._builder.finish()
@@ -149,35 +155,50 @@ class _Fetch:
             raise RemoteProtocolError("its digests are those of another result")
         return digests
 
-    async def _fetch_from(self, holder: str) -> None:
+    async def _fetch_from_each(self, holders: Iterator[str], timeout: float) -> None:
+        """Ask one holder after another, the next where one fails, until all chunks are there."""
+        for holder in holders:
+            await self._fetch_from(holder, timeout)
+            if not self._num_missing:
+                return
+
+    async def _fetch_from(self, holder: str, timeout: float) -> None:
         """Ask one holder for chunks until all are there, or it fails."""
         async with trio.open_nursery() as nursery:
             for _ in range(WINDOW):
-                nursery.start_soon(self._fetch_chunks, holder, nursery.cancel_scope)
+                nursery.start_soon(self._fetch_chunks, holder, nursery.cancel_scope, timeout)
+        if nursery.cancel_scope.cancelled_caught:
+            self.failures.setdefault(holder, f"silent for {ANSWER_TIMEOUT:g} s")
 
-    async def _fetch_chunks(self, holder: str, of_holder: trio.CancelScope) -> None:
+    async def _fetch_chunks(self, holder: str, of_holder: trio.CancelScope, timeout: float) -> None:
         while self._num_missing:
             if not self._left:
                 await self._changed.wait()  # another holder may leave some
                 continue
             chunk = self._left.popleft()
+            if not self._owed[holder]:
+                of_holder.deadline = trio.current_time() + ANSWER_TIMEOUT
+            self._owed[holder] += 1
             try:
-                await self._fetch_chunk(holder, chunk)
+                await self._fetch_chunk(holder, chunk, timeout)
             except _OF_THE_PEER as error:
                 self.failures.setdefault(holder, str(error))
                 of_holder.cancel()
                 return
             finally:
+                self._owed[holder] -= 1
                 if self._digests[chunk]:
                     self._left.appendleft(chunk)
                 self._note_change()
+            patience = ANSWER_TIMEOUT if self._owed[holder] else math.inf
+            of_holder.deadline = trio.current_time() + patience
 
     def _note_change(self) -> None:
         self._changed.set()
         self._changed = trio.Event()
 
-    async def _fetch_chunk(self, holder: str, chunk: int) -> None:
-        data = await self._ask(holder, TrainingMessage.FETCH, chunk, TrainingMessage.PIECE)
+    async def _fetch_chunk(self, holder: str, chunk: int, timeout: float) -> None:
+        data = await self._ask(holder, TrainingMessage.FETCH, chunk, TrainingMessage.PIECE, timeout)
         start = chunk * self._chunk_elements
         num_elements = min(self._chunk_elements, self._num_elements - start)
         digest = self._digests[chunk]
@@ -188,10 +209,15 @@ class _Fetch:
         self._num_missing -= 1
 
     async def _ask(
-        self, holder: str, request: TrainingMessage, chunk: int, answer: TrainingMessage
+        self,
+        holder: str,
+        request: TrainingMessage,
+        chunk: int,
+        answer: TrainingMessage,
+        timeout: float = ANSWER_TIMEOUT,
     ) -> bytes | bytearray | memoryview:
         message = TensorMessage(request, chunk, 0, new_request_id(), self._digest)
-        came = await self._exchange.request(holder, message, answer, timeout=ANSWER_TIMEOUT)
+        came = await self._exchange.request(holder, message, answer, timeout=timeout)
         if came.layer_id != chunk:
             raise RemoteProtocolError(f"it was asked for chunk {chunk} and sent {came.layer_id}")
         return came.data
