@@ -115,8 +115,11 @@ class States:
 
     def _let_go(self, kept: _Kept) -> None:
         self._kept.remove(kept)
+        # A vector that a round has not changed is in the copy of the next one, too.
+        others = {result.digest for other in self._kept for result in other.results}
         for result in kept.results:
-            self._reductions.release(result.digest)
+            if result.digest not in others:
+                self._reductions.release(result.digest)
 
     async def _tell(self, message: TensorMessage) -> None:
         peer_id = message.from_peer or ""
