@@ -60,16 +60,21 @@ class RunMember:
         return await self.sync()
 
     async def sync(self) -> Outcome:
-        """Average with the others now, and go on with the common weights. Raises: as `step`."""
+        """Average with the others now, and go on with the common weights. Raises: as `step`.
+
+        Cancellation leaves the weights as they were, or as the round has made them.
+        """
         vector, samples = await trio.to_thread.run_sync(self.loop.contribution)
         try:
             outcome = await self.group.average(vector, weight=samples, timeout=self._timeout)
-        except RoundTimeout:
+        except (RoundTimeout, trio.Cancelled):
             self.loop.give_up((vector, samples))
             raise
-        self.group.take_state_back()
-        await trio.to_thread.run_sync(partial(self.loop.apply, outcome))
-        self.group.show_state(self.loop.state())
+        # An outcome comes once: without it the weights would be others than those of all other members, for good.
+        with trio.CancelScope(shield=True):
+            self.group.take_state_back()
+            await trio.to_thread.run_sync(partial(self.loop.apply, outcome))
+            self.group.show_state(self.loop.state())
         return outcome
 
 
