@@ -84,7 +84,9 @@ class NeuroGridCallback(TrainerCallback):
         **kwargs: Any,
     ) -> None:
         """Sync what was learned since the last time, and leave the run."""
-        if self.run is not None and self.run.num_steps % self.run.rules.every:
-            self.run.sync()
-        self.run = None
-        self._open.close()
+        run, self.run = self.run, None
+        with (
+            self._open
+        ):  # also where the last sync fails: nobody is to wait for a member that learns no more
+            if run is not None and run.num_steps % run.rules.every:
+                run.sync()
