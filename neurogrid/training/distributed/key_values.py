@@ -82,7 +82,8 @@ class KeyValues:
         added = len(value) - len(held) if held is not None else len(key) + len(value)
         if len(value) > MAX_VALUE_BYTES:
             raise _refused(f"a value of {len(value)} B; at most {MAX_VALUE_BYTES} B are kept")
-        if self._num_bytes + added > MAX_BYTES or len(self._values) >= MAX_KEYS:
+        has_no_key_left = held is None and len(self._values) >= MAX_KEYS
+        if self._num_bytes + added > MAX_BYTES or has_no_key_left:
             raise _refused("the store is full")
         self._values[key] = value
         self._num_bytes += added

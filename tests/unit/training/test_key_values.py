@@ -87,6 +87,18 @@ def test_it_takes_no_more_than_its_bounds(monkeypatch: pytest.MonkeyPatch) -> No
         kept.answer(StoreQuestion("set", ("d",), (bytes(20),)))  # nothing was freed
 
 
+def test_keys_that_are_there_have_new_values_where_no_more_keys_are_kept(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(key_values, "MAX_KEYS", 2)
+    kept = KeyValues()
+    for key in ("a", "b"):
+        kept.answer(StoreQuestion("add", (key,), (b"1",)))
+    with pytest.raises(RequestRefusedError, match="the store is full"):
+        kept.answer(StoreQuestion("add", ("c",), (b"1",)))
+    assert kept.answer(StoreQuestion("add", ("b",), (b"1",))) == b"2"
+
+
 def test_a_value_grows_no_larger_than_an_answer_can_bring() -> None:
     kept = KeyValues()
     kept.answer(StoreQuestion("set", ("a",), (bytes(MAX_VALUE_BYTES),)))
