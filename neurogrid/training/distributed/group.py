@@ -152,7 +152,7 @@ class Group:
         self._channels: dict[tuple[int, int], Channel] = {}
         self._num_channels = [0] * len(peer_ids)
         self._came = RenewedEvent()
-        self._has_told = False
+        self._told: trio.Event | None = None  # set when the others were told of the failure
 
     @property
     def size(self) -> int:
@@ -216,19 +216,27 @@ class Group:
 
     async def tell_failure(self) -> None:
         """Tell the other ranks why nothing more can be done here; returns when all that take it have it."""
-        if self.failure is None or self._has_told:
+        if self.failure is None:
             return
-        self._has_told = True
+        if (
+            self._told is not None
+        ):  # by another operation: the caller of this one may end the program, too
+            await self._told.wait()
+            return
+        self._told = trio.Event()
         reason = str(self.failure)[:MAX_FAILURE_CHARS] or type(self.failure).__name__
         message = TensorMessage(
             msg_type=TrainingMessage.FAILED,
             request_id=self.number,
             data=GroupFailure(reason, getattr(self.failure, "ranks", ())[:MAX_RANKS]).encode(),
         )
-        with trio.move_on_after(TELL_TIMEOUT):
-            async with trio.open_nursery() as nursery:
-                for rank in self.others:
-                    nursery.start_soon(self._tell_failure, self.peer_ids[rank], message)
+        try:
+            with trio.move_on_after(TELL_TIMEOUT):
+                async with trio.open_nursery() as nursery:
+                    for rank in self.others:
+                        nursery.start_soon(self._tell_failure, self.peer_ids[rank], message)
+        finally:
+            self._told.set()
 
     async def _tell_failure(self, peer_id: str, message: TensorMessage) -> None:
         if self.exchange.hello_of(peer_id) is None:

@@ -210,6 +210,35 @@ async def test_a_rank_that_fails_tells_the_others_why_before_it_ends() -> None:
         assert caught.value.ranks == (2,)
 
 
+async def test_no_operation_ends_before_the_others_were_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of two that are under way one tells them, and whoever waits for the other one may end the program."""
+    monkeypatch.setattr(group, "TELL_TIMEOUT", TIMEOUT)
+    async with open_ranks(2) as (_, failed):
+        failed.fail(RankError("out of memory"))
+        send, may_send = failed.exchange.send, trio.Event()
+        num_told = 0
+
+        async def send_late(peer_id: str, message: TensorMessage) -> None:
+            await may_send.wait()
+            await send(peer_id, message)
+
+        async def tell() -> None:
+            nonlocal num_told
+            await failed.tell_failure()
+            num_told += 1
+
+        monkeypatch.setattr(failed.exchange, "send", send_late)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(tell)
+            nursery.start_soon(tell)
+            await trio.testing.wait_all_tasks_blocked(0.01)
+            assert num_told == 0
+            may_send.set()
+        assert num_told == 2
+
+
 async def test_what_was_sent_before_a_failure_is_there_after_it() -> None:
     async with open_ranks(2) as groups:
         sending = Operation(groups[0], "send", tag=1, timeout=TIMEOUT)
