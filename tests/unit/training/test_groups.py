@@ -367,6 +367,17 @@ async def test_those_who_leave_are_not_waited_for() -> None:
         assert all(len(outcome.contributors) == 2 for outcome in outcomes)
 
 
+async def test_a_member_that_goes_for_a_long_reason_is_not_waited_for() -> None:
+    """Each of those that could not give it what it missed is in the reason."""
+    async with a_group(3, grace=20.0) as peers:
+        await peers.average(vectors(3))
+        lost = peers.all.pop().group
+        lost._drop_out(NotAMemberError("no member has it: " + 2000 * "x"))
+        with trio.fail_after(5):
+            while lost.peer_id in peers.all[1].group.members:
+                await trio.sleep(0.02)
+
+
 async def test_what_is_wrong_with_a_vector_is_said() -> None:
     async with a_group(1) as peers:
         group = peers.all[0].group

@@ -24,6 +24,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from neurogrid.p2p.wire.faults import violation
+from neurogrid.p2p.wire.limits import MAX_ERROR_CHARS
 from neurogrid.training.averaging.rounds.actions import (
     Action,
     Decided,
@@ -245,7 +246,8 @@ class GroupMachine:
         """Go, without the others having to find out. A leader goes when the group has decided to be without it."""
         if self.removed is not None or self._is_leaving:
             return
-        self._weight, self._is_leaving, self._leaving_for = None, True, reason
+        # Longer than a message may say it, it would not be told at all.
+        self._weight, self._is_leaving, self._leaving_for = None, True, reason[:MAX_ERROR_CHARS]
         self._leave_on(now)
 
     def _leave_on(self, now: float) -> None:
@@ -264,7 +266,8 @@ class GroupMachine:
         """End the group: a leader's to do."""
         for member in self.members:
             if member != self.me:
-                self._send(member.peer, Leave(self.me.incarnation, reason, ends_group=True))
+                leave = Leave(self.me.incarnation, reason[:MAX_ERROR_CHARS], ends_group=True)
+                self._send(member.peer, leave)
         self._remove(reason or "its leader has ended the group")
 
     def admit(self, member: Member, now: float, addresses: Sequence[str] = ()) -> bool:
