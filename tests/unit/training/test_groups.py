@@ -25,6 +25,7 @@ from neurogrid.training.averaging.groups import (
     open_group,
 )
 from neurogrid.training.averaging.parts import Layout
+from neurogrid.training.averaging.rounds import Action, Reduce
 from neurogrid.training.averaging.rounds.plans import _shares
 from neurogrid.training.wire import GroupSettings
 
@@ -343,6 +344,23 @@ async def test_a_round_that_is_not_decided_says_for_whom_it_waits() -> None:
         # The vector was withdrawn; the next is another.
         outcomes = await peers.average(vectors(2, 5))
         torch.testing.assert_close(outcomes[0].values, sum(vectors(2, 5)) / 2)
+
+
+async def test_a_vector_that_is_withdrawn_before_its_reduction_has_a_turn_is_in_no_round() -> None:
+    """Its owner writes to it from there on."""
+    async with a_group(2) as peers:
+        group = peers.all[1].group
+        do = group._do
+
+        def end_in_the_same_turn(action: Action) -> None:
+            do(action)
+            if isinstance(action, Reduce):
+                group._withdraw()
+
+        group._do = end_in_the_same_turn  # type: ignore[method-assign]
+        outcomes = await peers.average(vectors(2))
+        assert [outcome.has_contributed for outcome in outcomes] == [True, False]
+        assert all(outcome.contributors == (peers.all[0].group.peer_id,) for outcome in outcomes)
 
 
 async def test_a_vector_that_is_not_finite_costs_its_sender_the_round() -> None:

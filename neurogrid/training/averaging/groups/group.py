@@ -559,9 +559,10 @@ class Group:
         if isinstance(action, Send):
             self._messenger.post(action.to, action.message)
         elif isinstance(action, Reduce):
-            self._nursery.start_soon(self._reduce, action.plan, self._vector)
+            self._reduce(action.plan)
         elif isinstance(action, Fetch):
-            self._nursery.start_soon(self._fetch_proposed, action)
+            decision, holders = action.decision, action.holders
+            self._begin(action.token, lambda: self._fetch(decision, holders))
         elif isinstance(action, Stop):
             if (scope := self._scopes.pop(action.token, None)) is not None:
                 scope.cancel()
@@ -580,9 +581,14 @@ class Group:
         self._machine.leave(trio.current_time(), str(error))
         self._act()
 
-    async def _reduce(self, plan: ReductionPlan, vector: Tensor | None) -> None:
-        values = vector if self.peer_id in plan.members else None
-        await self._work(plan.reduction, lambda: self._carry_out(plan, values))
+    def _reduce(self, plan: ReductionPlan) -> None:
+        values = self._vector if self.peer_id in plan.members else None
+        self._begin(plan.reduction, lambda: self._carry_out(plan, values))
+
+    def _begin(self, token: int, work: Callable[[], Awaitable[Result | None]]) -> None:
+        """Have a task do what the machine has begun; it may be stopped before it has its first turn."""
+        scope = self._scopes[token] = trio.CancelScope()
+        self._nursery.start_soon(self._work, token, scope, work)
 
     async def _carry_out(self, plan: ReductionPlan, values: Tensor | None) -> Result | None:
         lost: dict[str, str] = {}
@@ -606,9 +612,6 @@ class Group:
             raise MembersLostError(lost, {})
         return await self._reductions.reduce(plan, values, timeout=self.settings.attempt_timeout)
 
-    async def _fetch_proposed(self, action: Fetch) -> None:
-        await self._work(action.token, lambda: self._fetch(action.decision, action.holders))
-
     async def _fetch(self, decision: Decision, holders: Sequence[str]) -> Result:
         others = [peer_id for peer_id in holders if peer_id != self.peer_id]
         for peer_id in others:
@@ -625,14 +628,17 @@ class Group:
             timeout=self.settings.attempt_timeout,
         )
 
-    async def _work(self, token: int, work: Callable[[], Awaitable[Result | None]]) -> None:
+    async def _work(
+        self, token: int, scope: trio.CancelScope, work: Callable[[], Awaitable[Result | None]]
+    ) -> None:
         """Do what the machine has begun, and tell it what came of it."""
-        scope = trio.CancelScope()
-        self._scopes[token] = scope
         lost: Mapping[str, str] | None = None
         result: Result | None = None
         try:
             with scope:
+                await (
+                    trio.lowlevel.checkpoint_if_cancelled()
+                )  # the vector may be another one by now
                 result = await work()
         except MembersLostError as exc:
             lost = exc.lost
