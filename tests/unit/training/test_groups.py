@@ -25,9 +25,9 @@ from neurogrid.training.averaging.groups import (
     open_group,
 )
 from neurogrid.training.averaging.parts import Layout
-from neurogrid.training.averaging.rounds import Action, Reduce
+from neurogrid.training.averaging.rounds import Action, Message, Reduce
 from neurogrid.training.averaging.rounds.plans import _shares
-from neurogrid.training.wire import GroupSettings
+from neurogrid.training.wire import GroupSettings, Status
 
 DEADLINE = 60
 TIMEOUT = 30
@@ -361,6 +361,31 @@ async def test_a_vector_that_is_withdrawn_before_its_reduction_has_a_turn_is_in_
         outcomes = await peers.average(vectors(2))
         assert [outcome.has_contributed for outcome in outcomes] == [True, False]
         assert all(outcome.contributors == (peers.all[0].group.peer_id,) for outcome in outcomes)
+
+
+async def test_an_outcome_with_the_vector_of_an_earlier_call_says_so() -> None:
+    """The round had it before that call gave up; the next one comes with another before the round is decided."""
+    async with a_group(2, grace=20.0) as peers, trio.open_nursery() as nursery:
+        one, other = (peer.group for peer in peers.all)
+        given = vectors(3)
+        post = other._messenger.post
+        is_late = True
+
+        def post_late(peer_id: str, message: Message) -> None:
+            if not (is_late and isinstance(message, Status) and message.accepted):
+                post(peer_id, message)
+
+        other._messenger.post = post_late  # type: ignore[method-assign]
+        nursery.start_soon(_average, one, given[0])
+        with pytest.raises(RoundTimeout):
+            await other.average(given[1], timeout=1.0)
+        is_late = False
+        outcome = await other.average(given[2], timeout=TIMEOUT)
+        assert (outcome.round, outcome.has_contributed) == (1, True)
+        torch.testing.assert_close(outcome.values, (given[0] + given[1]) / 2)
+        assert outcome.is_of_withdrawn
+        outcomes = await peers.average(given[:2])
+        assert not any(outcome.is_of_withdrawn for outcome in outcomes)
 
 
 async def test_a_vector_that_is_not_finite_costs_its_sender_the_round() -> None:

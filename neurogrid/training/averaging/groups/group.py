@@ -147,6 +147,12 @@ class Group:
         )
         self._scopes: dict[int, trio.CancelScope] = {}
         self._vector: Tensor | None = None
+        # Calls that had a vector, counted. By it: of reductions under way, by token; of what came of them in this
+        # round, by digest; of the last that was begun in it.
+        self._num_calls = 0
+        self._lent: dict[int, int] = {}
+        self._computed: dict[bytes, int] = {}
+        self._last_lent = 0
         self._results: dict[bytes, Result] = {}
         # Digests: of the last rounds, empty for one whose result no member has to fetch; of the last; and to deliver.
         self._wanted: deque[bytes] = deque(maxlen=_NUM_HELD)
@@ -154,8 +160,10 @@ class Group:
         self._undelivered_digests: Counter[bytes] = Counter()
         self._last_members = machine.members
         self._led_by: str | None = None
-        self._undelivered, self._undelivered_end = trio.open_memory_channel[Decided](1024)
-        self._outcomes: deque[Outcome] = deque()
+        self._undelivered, self._undelivered_end = trio.open_memory_channel[tuple[Decided, int]](
+            1024
+        )
+        self._outcomes: deque[tuple[Outcome, int]] = deque()  # with the call whose vector is in it
         self._changed = trio.Event()
         self._joining: dict[Member, TensorMessage] = {}
         self._failure: GroupError | None = None
@@ -300,12 +308,13 @@ class Group:
         self._check_vector(vector, weight)
         with self._one_call():
             if self._outcomes:
-                return self._earlier()
+                return self._next_outcome()
             self._vector = vector
+            self._num_calls += 1
             try:
                 self._machine.contribute(weight, trio.current_time())
                 self._act()
-                return await self._wait_outcome(timeout)
+                return await self._wait_outcome(timeout, self._num_calls)
             finally:
                 if self._vector is not None:
                     self._withdraw()
@@ -325,7 +334,7 @@ class Group:
         """
         with self._one_call():
             if self._outcomes:
-                return self._earlier()
+                return self._next_outcome()
             self._machine.observe(True, trio.current_time())
             self._act()
             return await self._wait_outcome(timeout)
@@ -402,16 +411,17 @@ class Group:
         finally:
             self._is_busy = False
 
-    def _earlier(self) -> Outcome:
-        """An outcome that has waited for its owner."""
-        earlier = self._outcomes.popleft()
-        return replace(earlier, is_of_withdrawn=earlier.has_contributed)
+    def _next_outcome(self, call: int = -1) -> Outcome:
+        """An outcome for a call with a vector, or for one that has none in it."""
+        outcome, with_vector_of = self._outcomes.popleft()
+        is_of_withdrawn = outcome.has_contributed and with_vector_of != call
+        return replace(outcome, is_of_withdrawn=is_of_withdrawn)
 
-    async def _wait_outcome(self, timeout: float) -> Outcome:
+    async def _wait_outcome(self, timeout: float, call: int = -1) -> Outcome:
         with trio.move_on_after(timeout):
             while not self._outcomes:
                 await self._wait_change()
-            return self._outcomes.popleft()
+            return self._next_outcome(call)
         raise RoundTimeout(self._machine.round + 1, timeout, self._who_is_missing())
 
     def _check_vector(self, vector: Tensor, weight: float) -> None:
@@ -583,6 +593,8 @@ class Group:
 
     def _reduce(self, plan: ReductionPlan) -> None:
         values = self._vector if self.peer_id in plan.members else None
+        if values is not None:
+            self._lent[plan.reduction] = self._last_lent = self._num_calls
         self._begin(plan.reduction, lambda: self._carry_out(plan, values))
 
     def _begin(self, token: int, work: Callable[[], Awaitable[Result | None]]) -> None:
@@ -647,12 +659,15 @@ class Group:
         except NeuroGridError as exc:
             logger.warning("a round failed here: %s", exc)
             lost = {self.peer_id: str(exc)}
+        call = self._lent.pop(token, None)
         if scope.cancelled_caught or self._scopes.get(token) is not scope:
             self._scopes.pop(token, None)
             return
         del self._scopes[token]
         now = trio.current_time()
         if result is not None:
+            if call is not None:
+                self._computed[result.digest] = call
             self._hold(result)
             self._machine.reduced(token, result.digest, now)
         else:
@@ -693,9 +708,12 @@ class Group:
             have_all = {member.peer for member in stayed} <= {*decision.holders}
             self._wanted.append(b"" if have_all else decision.digest)
             self._last_digest = decision.digest
+            call = self._computed.get(decision.digest, self._last_lent)
+            self._computed.clear()
+            self._last_lent = 0
             if self._failure is None:
                 self._undelivered_digests[decision.digest] += 1
-                self._undelivered.send_nowait(action)
+                self._undelivered.send_nowait((action, call))
             self._release_old()
         self._messenger.keep(member.peer for member in decision.members)
         for peer_id, address in zip(decision.newcomers, decision.addresses, strict=True):
@@ -708,7 +726,7 @@ class Group:
         self._note_change()
 
     async def _deliver_all(self) -> None:
-        async for action in self._undelivered_end:
+        async for action, call in self._undelivered_end:
             decision = action.decision
             await self._may_deliver.wait()
             if decision.round <= self._skip_to:
@@ -732,15 +750,14 @@ class Group:
                     )
                 )
                 return
-            self._outcomes.append(
-                Outcome(
-                    decision.round,
-                    result.values,
-                    decision.contributors,
-                    decision.weights,
-                    action.has_contributed,
-                )
+            outcome = Outcome(
+                decision.round,
+                result.values,
+                decision.contributors,
+                decision.weights,
+                action.has_contributed,
             )
+            self._outcomes.append((outcome, call))
             self._note_change()
 
     def _note_delivered(self, decision: Decision) -> None:
