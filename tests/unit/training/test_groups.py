@@ -25,7 +25,8 @@ from neurogrid.training.averaging.groups import (
     open_group,
 )
 from neurogrid.training.averaging.parts import Layout
-from neurogrid.training.averaging.rounds import Action, Message, Reduce
+from neurogrid.training.averaging.reductions import Result
+from neurogrid.training.averaging.rounds import Action, Fetch, Message, Reduce
 from neurogrid.training.averaging.rounds.plans import _shares
 from neurogrid.training.wire import GroupSettings, Status
 
@@ -386,6 +387,22 @@ async def test_an_outcome_with_the_vector_of_an_earlier_call_says_so() -> None:
         assert outcome.is_of_withdrawn
         outcomes = await peers.average(given[:2])
         assert not any(outcome.is_of_withdrawn for outcome in outcomes)
+
+
+async def test_a_call_that_gives_up_ends_nothing_that_does_without_its_vector() -> None:
+    """A group whose members call for a short time each would never have what is to be fetched."""
+    async with a_group(2, grace=20.0) as peers:
+        group = peers.all[0].group
+
+        async def fetch(*args: object) -> Result:
+            await trio.sleep_forever()
+            raise AssertionError
+
+        group._fetch = fetch  # type: ignore[method-assign, assignment]
+        group._do(Fetch(7, group.history[-1], ()))
+        with pytest.raises(RoundTimeout):
+            await group.average(vectors(1)[0], timeout=0.1)
+        assert not group._scopes[7].cancel_called
 
 
 async def test_a_vector_that_is_not_finite_costs_its_sender_the_round() -> None:

@@ -443,8 +443,9 @@ class Group:
         """The caller may write to its vector from here on."""
         self._vector = None
         now = trio.current_time()
-        for token, scope in list(self._scopes.items()):
-            scope.cancel()
+        # What does without it goes on: a fetch, and a reduction of others' vectors.
+        for token in [token for token in self._lent if token in self._scopes]:
+            self._scopes[token].cancel()
             self._machine.failed(token, {self.peer_id: "its vector was withdrawn"}, now)
         self._machine.withdraw(now)
         self._act()
