@@ -329,6 +329,32 @@ async def test_one_may_join_at_any_member() -> None:
         assert len(newcomer.group.members) == 4
 
 
+async def test_one_that_is_to_join_itself_refuses_nobody_for_good() -> None:
+    """Members that are started together, each with the addresses of all others."""
+    async with (
+        a_group(1) as peers,
+        peers.network.open_host() as host,
+        peers.network.open_host() as gone,
+    ):
+        nowhere = gone.addresses[0]
+        peers.network.set_link(Link(is_reachable=False), between=(host, gone))
+
+        async def join() -> None:
+            async with open_group(host, LAYOUT, join=[nowhere], timeout=TIMEOUT):
+                pass
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(join)
+            await trio.testing.wait_all_tasks_blocked(0.02)
+            join_at = [host.addresses[0], *peers.all[0].host.addresses]
+            async with (
+                peers.network.open_host() as another,
+                open_group(another, LAYOUT, join=join_at, timeout=TIMEOUT) as group,
+            ):
+                assert len(group.members) == 2
+            nursery.cancel_scope.cancel()
+
+
 async def test_other_tensors_are_refused_by_name() -> None:
     async with a_group(1) as peers, peers.network.open_host() as host:
         other = Layout.of({"a.weight": torch.empty(30, 40)})

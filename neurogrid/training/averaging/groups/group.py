@@ -895,8 +895,17 @@ async def open_group(
         if group is not None:  # else it will be told again
             group.take(message)
 
+    def put_off(message: TensorMessage) -> None:
+        raise RequestRefusedError(
+            "this peer is to join a group itself",
+            code=ErrorCode.BUSY,
+            retry_after=1.0,
+            is_expected=True,
+        )
+
     for code in KINDS:
         exchange.on_message(code, take)
+    exchange.on_message(TrainingMessage.JOIN, put_off, when=lambda message: group is None)
     incarnation = _draw()
     me = Member(host.peer_id, incarnation)
     if bandwidth is None:
