@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -462,6 +464,23 @@ async def test_a_member_that_goes_for_a_long_reason_is_not_waited_for() -> None:
         with trio.fail_after(5):
             while lost.peer_id in peers.all[1].group.members:
                 await trio.sleep(0.02)
+
+
+async def test_of_a_group_that_has_ended_a_host_keeps_no_vectors() -> None:
+    """A worker's host is there for days, and takes part in one run after another."""
+    async with open_memory_network() as network, network.open_host() as host:
+        kept: list[weakref.ref[Tensor]] = []
+        for _ in range(2):
+            async with open_group(host, LAYOUT, settings=settings(min_members=1)) as group:
+                weights = torch.ones(SIZE)
+                group.show_state(State(0, (weights,)))
+                await group._states._copy()
+                outcome = await group.average(weights, timeout=TIMEOUT)
+                copies = [result.values for result in group._reductions._held.values()]
+                kept += map(weakref.ref, (weights, outcome.values, *copies))
+            del group, weights, outcome, copies
+        gc.collect()
+        assert [each() for each in kept] == [None] * len(kept)
 
 
 async def test_what_is_wrong_with_a_vector_is_said() -> None:

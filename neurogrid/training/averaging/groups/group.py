@@ -23,7 +23,7 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
-from contextlib import aclosing, asynccontextmanager, contextmanager
+from contextlib import ExitStack, aclosing, asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -852,6 +852,14 @@ class Group:
                 await self._changed.wait()
             await self._messenger.flush()
 
+    def let_go(self) -> None:
+        """Have nothing more of vectors: the host, which may go on for long, knows a group that has ended, too."""
+        self._vector = None
+        self._outcomes.clear()
+        self._results.clear()
+        self._states.let_go()
+        self._reductions.let_go()
+
 
 def _draw() -> int:
     return secrets.randbits(63) + 1
@@ -910,7 +918,7 @@ async def open_group(
     me = Member(host.peer_id, incarnation)
     if bandwidth is None:
         bandwidth = UNMEASURED if host.addresses else 0.0
-    with unwrap_errors():
+    with unwrap_errors(), ExitStack() as at_the_end:
         async with aclosing(exchange), trio.open_nursery() as nursery:
             if join:
                 request = Join(
@@ -948,6 +956,7 @@ async def open_group(
                 if peer_id != me.peer:
                     messenger.note_addresses(peer_id, (address,))
             group = Group(exchange, nursery, machine, messenger, layout)
+            at_the_end.callback(group.let_go)
             nursery.start_soon(group.run)
             if is_measured:
                 nursery.start_soon(group.measure)

@@ -113,6 +113,11 @@ class States:
         for kept in [kept for kept in self._kept if kept.until <= now]:
             self._let_go(kept)
 
+    def let_go(self) -> None:
+        """Show nothing, and let go of all copies."""
+        self._shown = None
+        self._kept.clear()
+
     def _let_go(self, kept: _Kept) -> None:
         self._kept.remove(kept)
         # A vector that a round has not changed is in the copy of the next one, too.

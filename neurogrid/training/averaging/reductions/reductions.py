@@ -151,6 +151,10 @@ class Reductions:
         """Hold a result no longer; nothing happens where it is not held."""
         self._held.pop(digest, None)
 
+    def let_go(self) -> None:
+        """Hold nothing any longer."""
+        self._held.clear()
+
     async def fetch(
         self,
         digest: bytes,
