@@ -92,6 +92,7 @@ class Run:
         Raises:
             RoundTimeout: the others are not there, or not enough of them; says for whom it waits.
             NotAMemberError: this peer is no member any more: join again.
+            ConfigurationError: `samples` is negative or not finite.
         """
         if self._optimizer is not None:
             self._optimizer.step()

@@ -8,6 +8,7 @@ Source: training by local updates as in DiLoCo (Douillard et al., 2023).
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -115,7 +116,13 @@ class OuterLoop:
         return tuple(len(vector) for vector in self._outer.state_vectors())
 
     def step(self, samples: float) -> bool:
-        """A step was made on so many samples; whether a sync is due."""
+        """A step was made on so many samples; whether a sync is due.
+
+        Raises:
+            ConfigurationError: `samples` is negative or not finite; nothing was counted.
+        """
+        if not 0 <= samples < math.inf:
+            raise ConfigurationError(f"a step is made on 0 samples or more, not {samples}")
         self.num_steps += 1
         self._samples += samples
         return self.num_steps % self.rules.every == 0

@@ -9,7 +9,6 @@ async with open_member(model, where=ticket) as member:
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -53,8 +52,6 @@ class RunMember:
             NotAMemberError: this peer is no member any more: join again.
             ConfigurationError: `samples` is negative or not finite.
         """
-        if not 0 <= samples < math.inf:
-            raise ConfigurationError(f"a step is made on 0 samples or more, not {samples}")
         if not self.loop.step(samples):
             return None
         return await self.sync()

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from torch import Tensor
 
+from neurogrid.errors import ConfigurationError
 from neurogrid.training.averaging.groups import Outcome
 from neurogrid.training.loops.outer_loop import OuterLoop, Rules
 
@@ -35,3 +38,12 @@ def test_what_is_not_in_a_round_stays_on_top(
     vector, kept = loop.contribution()
     assert torch.equal(vector, torch.full((3,), left))
     assert kept == samples
+
+
+@pytest.mark.parametrize("wrong", [math.nan, math.inf, -1.0])
+def test_a_number_of_samples_that_is_none_spoils_no_sync_after_it(wrong: float) -> None:
+    loop = OuterLoop({"w": torch.zeros(3)}, Rules(every=1))
+    loop.step(2)
+    with pytest.raises(ConfigurationError, match="0 samples or more"):
+        loop.step(wrong)
+    assert loop.contribution()[1] == 2
