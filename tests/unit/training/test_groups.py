@@ -331,6 +331,20 @@ async def test_one_may_join_at_any_member() -> None:
         assert len(newcomer.group.members) == 4
 
 
+async def test_one_joins_a_group_that_has_more_addresses_than_a_message_holds(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As hundreds of members have, each with many interfaces."""
+    async with a_group(1) as peers:
+        founder = peers.all[0].group
+        name = "x" * 400
+        many = [f"/dns4/{name}{n}/tcp/1/p2p/{founder.peer_id}" for n in range(3000)]
+        addresses = (*founder.addresses, *many)
+        monkeypatch.setattr(founder, "_addresses_of", lambda peer_id: addresses)
+        await peers.add()
+        await founder.wait_members(2, timeout=TIMEOUT)
+
+
 async def test_one_that_is_to_join_itself_refuses_nobody_for_good() -> None:
     """Members that are started together, each with the addresses of all others."""
     async with (

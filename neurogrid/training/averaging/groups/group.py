@@ -98,6 +98,9 @@ _TICKS: Final = 4
 # Seconds between two looks at what has gone by, while a round is under way.
 _MOMENT: Final = 0.1
 _GOODBYE_TIMEOUT: Final = 2.0
+# Of an answer to who joins, for addresses; decisions take half of it. And what each takes beside its text.
+_PLACES_BYTES: Final = 384 * 1024
+_PLACE_OVERHEAD: Final = 6
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -818,9 +821,7 @@ class Group:
     async def _answer_join(
         self, message: TensorMessage, decisions: tuple[bytes, ...], peer_ids: Sequence[str]
     ) -> None:
-        places = [
-            (peer_id, address) for peer_id in peer_ids for address in self._addresses_of(peer_id)
-        ]
+        places = self._places_of(peer_ids)
         answer = Joined(
             term=self._machine.term,
             decisions=decisions,
@@ -834,6 +835,20 @@ class Group:
                 TrainingMessage.JOINED, request_id=message.request_id, data=answer.encode()
             ),
         )
+
+    def _places_of(self, peer_ids: Sequence[str]) -> list[tuple[str, str]]:
+        """Where members can be dialled, as many as one message holds: one address of each before a second of any."""
+        places: list[tuple[str, str]] = []
+        room = _PLACES_BYTES
+        known = [(peer_id, self._addresses_of(peer_id)) for peer_id in peer_ids]
+        for number in range(max((len(addresses) for _, addresses in known), default=0)):
+            for peer_id, addresses in known:
+                if number < len(addresses):
+                    room -= len(peer_id) + len(addresses[number]) + _PLACE_OVERHEAD
+                    if room < 0:
+                        return places
+                    places.append((peer_id, addresses[number]))
+        return places
 
     def _addresses_of(self, peer_id: str) -> tuple[str, ...]:
         host = self._exchange.host
