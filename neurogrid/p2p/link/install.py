@@ -56,9 +56,8 @@ class _LinkMuxerMultistream(MuxerMultistream):
             protocol, transport_class = await self._selector.select(
                 conn, conn.is_initiator, self.negotiate_timeout
             )
-        except (
-            RemoteProtocolError
-        ) as exc:  # of our session: the stock upgrade knows libp2p's errors alone
+        except RemoteProtocolError as exc:
+            # Of our session: the stock upgrade knows libp2p's errors alone.
             raise MultiselectError(f"the peer broke the protocol: {exc}") from exc
         muxed: IMuxedConn
         if protocol == YAMUX_PROTOCOL_ID:

@@ -218,9 +218,8 @@ class Group:
         """Tell the other ranks why nothing more can be done here; returns when all that take it have it."""
         if self.failure is None:
             return
-        if (
-            self._told is not None
-        ):  # by another operation: the caller of this one may end the program, too
+        if self._told is not None:
+            # Another operation does: the caller of this one may end the program, too.
             await self._told.wait()
             return
         self._told = trio.Event()

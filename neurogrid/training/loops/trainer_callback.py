@@ -85,8 +85,7 @@ class NeuroGridCallback(TrainerCallback):
     ) -> None:
         """Sync what was learned since the last time, and leave the run."""
         run, self.run = self.run, None
-        with (
-            self._open
-        ):  # also where the last sync fails: nobody is to wait for a member that learns no more
+        # Also where the last sync fails: nobody is to wait for a member that learns no more.
+        with self._open:
             if run is not None and run.num_steps % run.rules.every:
                 run.sync()

@@ -652,9 +652,8 @@ class Group:
         result: Result | None = None
         try:
             with scope:
-                await (
-                    trio.lowlevel.checkpoint_if_cancelled()
-                )  # the vector may be another one by now
+                # The vector may be another one by now.
+                await trio.lowlevel.checkpoint_if_cancelled()
                 result = await work()
         except MembersLostError as exc:
             lost = exc.lost

@@ -105,9 +105,7 @@ class _Fetch:
         self._left: deque[int] = deque(range(self._num_chunks))  # not asked of anybody
         self._num_missing = self._num_chunks
         self._changed = trio.Event()
-        self._owed: Counter[str] = (
-            Counter()
-        )  # chunks that a holder was asked for, and has not answered
+        self._owed: Counter[str] = Counter()  # chunks asked of a holder that have not come
 
     async def run(self, holders: Sequence[str], timeout: float) -> Result:
         """Fetch the digests, and then the chunks."""
