@@ -220,6 +220,33 @@ def test_what_is_no_image_is_refused_in_a_sentence(data: bytes, reason: str) -> 
         decode_image(data)
 
 
+TURNED = (0x0112, 3, 6 << 16)
+
+
+@pytest.mark.parametrize(
+    ("kind", "entries"),
+    [
+        # Ends before it says where its tags are.
+        ("PNG", None),
+        ("WEBP", None),
+        # A resolution that is text; a width that is a fraction.
+        *((kind, [TURNED, (0x011A, 2, 0x61000000)]) for kind in ("PNG", "JPEG", "WEBP")),
+        *((kind, [TURNED, (0x0100, 5, 8)]) for kind in ("PNG", "JPEG", "WEBP")),
+    ],
+)
+def test_what_a_camera_says_wrongly_is_refused_in_a_sentence(
+    kind: str, entries: list[tuple[int, int, int]] | None
+) -> None:
+    told = b"MM\0*"
+    if entries is not None:
+        tags = b"".join(struct.pack(">HHII", tag, form, 1, value) for tag, form, value in entries)
+        told += struct.pack(">IH", 8, len(entries)) + tags + bytes(4)
+    written = io.BytesIO()
+    some_image(1).save(written, kind, exif=b"Exif\0\0" + told)
+    with pytest.raises(ConfigurationError, match="it is broken"):
+        decode_image(written.getvalue())
+
+
 def test_a_processor_that_is_not_there_is_said(
     written: dict[str, tuple[Path, Any]], tmp_path: Path
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import struct
 import warnings
 from typing import TYPE_CHECKING, Final
 
@@ -21,6 +22,12 @@ MAX_IMAGE_BYTES: Final = 20 * 1024 * 1024
 """Bytes of an image's file: what OpenAI's API takes."""
 MAX_IMAGE_PIXELS: Final = 40_000_000
 """Pixels of an image: 160 MB decoded, with what is made of them on the way. A file of some KB may ask for billions."""
+
+# What Pillow's readers raise on files that are cut or wrong within, and on what a camera says beside the pixels.
+_BROKEN: Final = (
+    *(OSError, SyntaxError, ValueError, EOFError, IndexError, KeyError, OverflowError),
+    *(struct.error, TypeError, AttributeError, ZeroDivisionError),
+)
 
 
 def decode_image(data: bytes) -> Image:
@@ -54,7 +61,6 @@ def decode_image(data: bytes) -> Image:
         raise ConfigurationError(
             f"it has far too many pixels: {MAX_IMAGE_PIXELS:,} is the limit"
         ) from exc
-    except (OSError, SyntaxError, ValueError, EOFError, IndexError, KeyError, OverflowError) as exc:
-        # What Pillow's readers raise on files that are cut or wrong within.
+    except _BROKEN as exc:
         reason = " ".join(str(exc).split())[:100] or type(exc).__name__
         raise ConfigurationError(f"it is broken ({reason})") from exc
