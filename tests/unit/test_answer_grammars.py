@@ -232,6 +232,8 @@ def grammar_of(schema: dict[str, Any]) -> str:
         ({"type": "array", "uniqueItems": True}, "uniqueItems"),
         ({"oneOf": [{"type": "integer"}, {"type": "number"}]}, "oneOf"),
         ({"allOf": [{"type": "string", "pattern": f"a.{{{n}}}b"} for n in range(30)]}, "given up"),
+        ({"format": "date", "pattern": "^2", "allOf": None}, "allOf must be an array"),
+        ({"format": "time", "pattern": "^2", "allOf": 5}, "allOf must be an array"),
     ],
 )
 def test_what_cannot_be_enforced_is_refused_with_its_reason(

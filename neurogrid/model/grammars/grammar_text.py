@@ -136,4 +136,7 @@ def _with_own_formats(schema: Any) -> Any:
     del told["format"]
     if "pattern" not in told:
         return {**told, "pattern": own}
-    return {**told, "allOf": [*told.get("allOf", ()), {"pattern": own}]}
+    others = told.get("allOf", [])
+    if not isinstance(others, list):
+        return told  # what compiles it refuses that
+    return {**told, "allOf": [*others, {"pattern": own}]}
