@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -245,6 +245,9 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "other": ({"peft_type": "IA3"}, "an adapter of IA3"),
     "rank": ({"r": 5}, "says rank 5"),
     "alpha": ({"lora_alpha": "16"}, "is no number"),
+    "alpha-huge": ({"lora_alpha": 10**400}, "is no number that float32 has"),
+    "alpha-beyond": ({"lora_alpha": 1e39}, "is no number that float32 has"),
+    "alpha-nan": ({"lora_alpha": float("nan")}, "is no number"),
     "pattern": ({"alpha_pattern": {"(": 3}}, "no pattern"),
 }
 
@@ -282,6 +285,32 @@ def test_other_tensors_are_refused(saved: Path, tmp_path: Path, name: str, says:
     file = tmp_path / "changed" / "adapter_model.safetensors"
     save_file({**load_file(file), name: torch.ones(4, 4)}, file)
     with pytest.raises((CheckpointError, UnsupportedModelError), match=says):
+        read_peft(tmp_path / "changed")
+
+
+@pytest.mark.parametrize(
+    ("made", "says"),
+    [
+        (lambda tensor: tensor.to(torch.float8_e4m3fn), "which are not read"),
+        (lambda tensor: tensor.int(), "which are not read"),
+        (lambda tensor: tensor.double() * 1e300, "no finite number"),  # in float32, as it travels
+        (lambda tensor: tensor * float("inf"), "no finite number"),
+        (lambda tensor: tensor[:0] if tensor.shape[0] == 4 else tensor[:, :0], "rank 0"),
+    ],
+    ids=["float8", "int", "beyond", "infinite", "empty"],
+)
+def test_matrices_that_cannot_be_added_are_refused(
+    saved: Path, tmp_path: Path, made: Callable[[torch.Tensor], torch.Tensor], says: str
+) -> None:
+    shutil.copytree(saved, tmp_path / "changed")
+    config, file = (
+        tmp_path / "changed" / name for name in ("adapter_config.json", "adapter_model.safetensors")
+    )
+    tensors = {name: made(tensor).contiguous() for name, tensor in load_file(file).items()}
+    rank = next(len(tensor) for name, tensor in tensors.items() if "lora_A" in name)
+    config.write_text(json.dumps({**json.loads(config.read_text()), "r": rank}))
+    save_file(tensors, file)
+    with pytest.raises(CheckpointError, match=says):
         read_peft(tmp_path / "changed")
 
 

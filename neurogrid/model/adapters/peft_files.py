@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
@@ -50,6 +51,9 @@ _OTHER_FORMS: Final[Mapping[str, str]] = {
 }
 # Others begin with other weights of the model, and mean those.
 _INITIAL: Final = (True, False, "gaussian")
+_FLOATS: Final = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+# As factors travel.
+_MAX_ALPHA: Final = torch.finfo(torch.float32).max
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,10 +105,14 @@ def read_peft(directory: Path) -> PeftAdapter:
             raise CheckpointError(
                 f"{directory}: {path} has matrices {list(a.shape)} and {list(b.shape)}, which are not of one rank"
             )
-        if not (a.is_floating_point() and b.is_floating_point() and is_finite(a) and is_finite(b)):
-            raise CheckpointError(f"{directory}: {path} has what is no finite number")
+        if a.dtype not in _FLOATS or b.dtype not in _FLOATS:
+            raise CheckpointError(
+                f"{directory}: {path} has matrices of {a.dtype} and {b.dtype}, which are not read; save it in float32"
+            )
         if a.itemsize > 4 or a.dtype != b.dtype:
             a, b = a.float(), b.float()
+        if not (is_finite(a) and is_finite(b)):
+            raise CheckpointError(f"{directory}: {path} has what is no finite number")
         matrices[path] = Matrices(a, b, _scaling(file, config, path, a.shape[0]))
     base = config.get("base_model_name_or_path")
     return PeftAdapter(directory, matrices, base if isinstance(base, str) else "")
@@ -164,8 +172,13 @@ def _scaling(file: Path, config: Mapping[str, Any], path: str, rank: int) -> flo
         raise UnsupportedModelError(
             f"{file}: {path} has rank {rank}, and adapters are served up to {MAX_ADAPTER_RANK}"
         )
-    if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not math.isfinite(alpha):
-        raise CheckpointError(f"{file}: lora_alpha {str(alpha)[:40]!r} of {path} is no number")
+    if not rank:
+        raise CheckpointError(f"{file}: {path} has matrices of rank 0, which add nothing")
+    # NaN is not below it either; a whole number of any size can be compared.
+    if isinstance(alpha, bool) or not (isinstance(alpha, int | float) and abs(alpha) <= _MAX_ALPHA):
+        raise CheckpointError(
+            f"{file}: lora_alpha {str(alpha)[:40]!r} of {path} is no number that float32 has"
+        )
     return float(alpha) / (math.sqrt(rank) if config.get("use_rslora") else rank)
 
 
