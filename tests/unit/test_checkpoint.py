@@ -267,6 +267,44 @@ def test_fp8_outside_the_layers(single: Path) -> None:
     assert torch.equal(head, torch.full((320, 64), 0.5))
 
 
+def test_integers_without_a_scale(single: Path) -> None:
+    """Loading would take the codes for weights."""
+    tensors = all_tensors(single)
+    name = "model.layers.1.mlp.up_proj.weight"
+    codes = {
+        f"{prefix}.mlp.up_proj.{each}": made
+        for prefix in ("model.layers.0", "model.layers.1")
+        for each, made in (
+            ("weight", torch.ones(tensors[name].shape, dtype=torch.int8)),
+            ("SCB", torch.ones(tensors[name].shape[0])),
+        )
+    }
+    del codes["model.layers.1.mlp.up_proj.SCB"]
+    safetensors.torch.save_file(tensors | codes, single / "model.safetensors")
+    with pytest.raises(UnsupportedModelError, match=r"mlp\.up_proj\.weight' is I8: quantised"):
+        Checkpoint.open(single)
+    # Nor where others have scales.
+    entry = {"quant_method": "bitsandbytes", "load_in_8bit": True}
+    edit_json(single / "config.json", lambda config: config.update(quantization_config=entry))
+    checkpoint = Checkpoint.open(single)
+    some = Quantization(AS_STORED, forms=(CodesForm(8),), matrices=(("a", ((0, 1),)),))
+    assert checkpoint.layer_blob(0, some).num_bytes
+    with pytest.raises(UnsupportedModelError, match=rf"'{name}' is I8: quantised"):
+        checkpoint.layer_blob(1, some)
+    tensors["lm_head.weight"] = torch.ones(320, 64, dtype=torch.uint8)
+    safetensors.torch.save_file(tensors, single / "model.safetensors")
+    with pytest.raises(UnsupportedModelError, match=r"'lm_head\.weight' is U8: quantised"):
+        Checkpoint.open(single).end_tensors()
+
+
+def test_integers_that_are_no_weights(single: Path) -> None:
+    tensors = all_tensors(single)
+    tensors["model.layers.0.self_attn.bias"] = torch.ones(1, 1, 8, 8, dtype=torch.bool)
+    tensors["model.vision_tower.layers.0.fc1.weight"] = torch.ones(4, 4, dtype=torch.int8)
+    safetensors.torch.save_file(tensors, single / "model.safetensors")
+    assert len(Checkpoint.open(single).present_layers) == NUM_LAYERS
+
+
 @pytest.mark.parametrize("keep", [0, 5, 8, 100, -1, -1000])
 def test_truncated(single: Path, keep: int) -> None:
     file = single / "model.safetensors"

@@ -28,6 +28,7 @@ from neurogrid.model.files.checkpoint_files import (
 from neurogrid.model.files.foreign_codes import ForeignFormat
 from neurogrid.model.files.foreign_config import foreign_format
 from neurogrid.model.files.safetensors_header import (
+    FILE_DTYPES,
     FLOAT8,
     LENGTH_BYTES,
     MAX_HEADER_BYTES,
@@ -152,6 +153,14 @@ class SafetensorsFiles:
             image_absent = {n: shard for n, shard in absent.items() if is_image_tensor(n)}
             places = _of_text(places)
             absent = _of_text(absent)
+        if stored is None:
+            _check_numbers(
+                {
+                    name: place
+                    for name, place in places.items()
+                    if is_end_tensor(name) or layer_of(name, num_layers) is not None
+                }
+            )
         return cls(
             folder,
             num_layers=num_layers,
@@ -187,7 +196,9 @@ class SafetensorsFiles:
             matrices[name] = CodedMatrix(matrix.shape, matrix.form, matrix.codes)
         used = {part for parts in groups.values() for part in parts.names.values()}
         tensors = {name: self._bytes_of(name) for name in names if name not in used}
-        _check_scaled({name: self._places[name] for name in tensors})
+        plain = {name: self._places[name] for name in tensors}
+        _check_scaled(plain)
+        _check_numbers(plain)
         return LayerContents(tensors, matrices=matrices)
 
     def let_go(self, layer_id: int) -> None:
@@ -211,6 +222,9 @@ class SafetensorsFiles:
             tensors[name] = dense
         _check_scaled(
             {name: self._places[name] for name, each in tensors.items() if each.dtype == E4M3}
+        )
+        _check_numbers(
+            {n: self._places[n] for n, each in tensors.items() if not each.is_floating_point()}
         )
         return tensors
 
@@ -321,6 +335,17 @@ def _check_scaled(plain: Mapping[str, _Place]) -> None:
             raise UnsupportedModelError(
                 f"{place.file}: {name[:80]!r} is {FLOAT8}: quantised, and config.json tells no scale of it; use the "
                 "float16, bfloat16 or float32 checkpoint"
+            )
+
+
+def _check_numbers(plain: Mapping[str, _Place]) -> None:
+    """Refuse plain weights that are no floats: they are codes without a scale, which loading would take for weights."""
+    for name, place in plain.items():
+        dtype = place.entry.dtype
+        if name.endswith(".weight") and not FILE_DTYPES[dtype].is_floating_point:
+            raise UnsupportedModelError(
+                f"{place.file}: {name[:80]!r} is {dtype}: quantised, and there is no scale of it as config.json tells "
+                "them; use the float16, bfloat16 or float32 checkpoint"
             )
 
 
