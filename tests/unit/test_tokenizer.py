@@ -291,6 +291,34 @@ def refusal(folder: Path) -> str:
     return text
 
 
+@pytest.mark.parametrize(
+    "told",
+    [
+        "{{ messages[0].content }}!",
+        {"default": "{{ messages[0].content }}!", "tool_use": "{{ tools }}"},
+        [
+            {"name": "tool_use", "template": "{{ tools }}"},
+            {"name": "default", "template": "{{ messages[0].content }}!"},
+        ],
+    ],
+    ids=["one", "by name", "list"],
+)
+def test_a_template_of_a_processor(tmp_path: Path, told: object) -> None:
+    save(tmp_path)
+    (tmp_path / "chat_template.json").write_text(json.dumps({"chat_template": told}))
+    subject = Tokenizer.open(tmp_path)
+    assert subject.chat_template_text() == "{{ messages[0].content }}!"
+    if not isinstance(told, str):
+        assert subject.chat_template_text(tools=True) == "{{ tools }}"
+
+
+@pytest.mark.parametrize("told", [None, 1, {"default": None}, [{"name": "default"}], ["{{ a }}"]])
+def test_what_is_no_template_of_a_processor(tmp_path: Path, told: object) -> None:
+    save(tmp_path)
+    (tmp_path / "chat_template.json").write_text(json.dumps({"chat_template": told}))
+    assert "tokenizer cannot be read" in refusal(tmp_path)
+
+
 def test_no_tokenizer(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')
     assert "no tokenizer; copy tokenizer.json" in refusal(tmp_path)

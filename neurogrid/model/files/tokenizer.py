@@ -384,6 +384,17 @@ class TextStream:
             self._num_given += len(context) - len(before)
 
 
+def _templates(told: Any) -> str | dict[str, str]:
+    """A chat template, or several by name, as the older files have them: by name, or in a list."""
+    if isinstance(told, list):
+        told = {each["name"]: each["template"] for each in told}
+    texts = told.values() if isinstance(told, dict) else (told,)
+    if not all(isinstance(text, str) for text in texts):
+        raise ValueError(f"what {_TEMPLATE_FILE} has is no chat template")
+    found: str | dict[str, str] = told
+    return found
+
+
 def _load(folder: Path) -> PreTrainedTokenizerBase:
     try:
         with quiet_transformers():
@@ -393,7 +404,7 @@ def _load(folder: Path) -> PreTrainedTokenizerBase:
             # Where processors of images had theirs before they wrote chat_template.jinja.
             if backend.chat_template is None and (folder / _TEMPLATE_FILE).is_file():
                 told = json.loads((folder / _TEMPLATE_FILE).read_text(encoding="utf-8"))
-                backend.chat_template = str(told["chat_template"])
+                backend.chat_template = _templates(told["chat_template"])
             return backend
     except Exception as exc:
         # As broad as this because tokenizers raises bare Exception for a damaged file.
