@@ -105,6 +105,21 @@ def test_an_answer_is_kept_and_giving_up_is_none(monkeypatch: pytest.MonkeyPatch
         Proving(ENDLESS, None).result(seconds=SECONDS)
 
 
+def test_what_was_wrong_with_the_machine_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A config is written to a temporary directory, whose disk may be full for a while."""
+
+    def call(self: ConfinedProcess, argument: object, *, seconds: float) -> None:
+        raise UnsupportedModelError(
+            "the config of model type 'llama' is refused: [Errno 28] No space left on device"
+        )
+
+    with monkeypatch.context() as full:
+        full.setattr(ConfinedProcess, "call", call)
+        with pytest.raises(UnsupportedModelError, match="No space left"):
+            Proving(one_layer(), None).result(seconds=SECONDS)
+    assert Proving(one_layer(), None).result(seconds=SECONDS).costs
+
+
 @asynccontextmanager
 async def worker_on(network: MemoryNetwork) -> AsyncIterator[str]:
     """The address of a worker."""

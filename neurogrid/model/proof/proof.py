@@ -43,6 +43,12 @@ MAX_BYTES = 2 * 1024**3
 
 _MAX_KEPT = 32
 
+# What says nothing of a config, but of the machine at that moment.
+_OF_THE_MOMENT = (
+    *("No space left on device", "Disk quota exceeded", "Too many open files"),
+    *("No usable temporary directory", "Read-only file system", "Input/output error"),
+)
+
 
 @dataclass(frozen=True, slots=True)
 class Proof:
@@ -154,6 +160,8 @@ class Proving:
                     f"the model's config is refused, its trial was given up: {exc}"
                 ) from exc
             except (UnsupportedModelError, ConfigurationError) as exc:
+                if any(words in str(exc) for words in _OF_THE_MOMENT):
+                    raise
                 kept = type(exc), str(exc)
             finally:
                 self._process.close()
