@@ -38,6 +38,7 @@ __all__ = [
     "MAX_NOTE_BYTES",
     "MAX_STATE_VECTORS",
     "MAX_TOLD_DECISIONS",
+    "MAX_WEIGHT",
     "Ballot",
     "Candidate",
     "Decision",
@@ -72,15 +73,17 @@ MAX_NOTE_BYTES: Final = 64 * 1024
 MAX_TOLD_DECISIONS: Final = 8
 """Decisions in one message: who is further behind fetches the state."""
 
-_MAX_WEIGHT: Final = 1e30
+MAX_WEIGHT: Final = 1e30
+"""The most that a vector counts."""
+
 _MAX_NESTED: Final = 768 * 1024
 _MAX_REASON: Final = 256
 
 
-_WEIGHT: Final = number(0.0, _MAX_WEIGHT)
+_WEIGHT: Final = number(0.0, MAX_WEIGHT)
 # Not all arrays have a writer for their items: floats go as they are.
 _WEIGHTS: Final = array(
-    Form(_WEIGHT.must, lambda value: type(value) is float and 0 <= value <= _MAX_WEIGHT),
+    Form(_WEIGHT.must, lambda value: type(value) is float and 0 <= value <= MAX_WEIGHT),
     MAX_GROUP_MEMBERS,
 )
 _PEER: Final = text(MAX_PEER_ID_CHARS, smallest=1)
@@ -360,7 +363,7 @@ class Status(ControlPayload):
             "failed_attempt": optional(uint(MAX_U64)),
             "lost": optional(_PEERS),
             "reasons": optional(array(text(_MAX_REASON), MAX_GROUP_MEMBERS)),
-            "bandwidth": optional(number(0.0, _MAX_WEIGHT)),
+            "bandwidth": optional(number(0.0, MAX_WEIGHT)),
             "observes": optional(BOOLEAN),
         },
     )
@@ -478,7 +481,7 @@ class Join(ControlPayload):
             "layout": binary(DIGEST_BYTES, smallest=DIGEST_BYTES),
             "num_elements": uint(MAX_U64, smallest=1),
             "addresses": optional(array(text(MAX_ADDRESS_CHARS), 16)),
-            "bandwidth": optional(number(0.0, _MAX_WEIGHT)),
+            "bandwidth": optional(number(0.0, MAX_WEIGHT)),
         },
     )
 

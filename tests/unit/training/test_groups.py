@@ -503,8 +503,9 @@ async def test_what_is_wrong_with_a_vector_is_said() -> None:
         for wrong in (torch.zeros(3), torch.zeros(SIZE, dtype=torch.float64)):
             with pytest.raises(ConfigurationError, match=f"averages float32 \\[{SIZE}\\]"):
                 await group.average(wrong, timeout=1)
-        with pytest.raises(ConfigurationError, match="weight"):
-            await group.average(torch.zeros(SIZE), weight=float("nan"), timeout=1)
+        for weight in (float("nan"), float("inf"), -1.0, 2e30):
+            with pytest.raises(ConfigurationError, match="weight"):
+                await group.average(torch.zeros(SIZE), weight=weight, timeout=1)
 
 
 async def test_nobody_there_is_an_error_in_time() -> None:

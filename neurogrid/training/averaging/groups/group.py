@@ -76,6 +76,7 @@ from neurogrid.training.averaging.rounds import (
     Stop,
 )
 from neurogrid.training.wire import (
+    MAX_WEIGHT,
     Decision,
     GroupSettings,
     Join,
@@ -299,13 +300,13 @@ class Group:
 
         Args:
             vector: float32 [num_elements], contiguous, on the CPU. Not to be written to until the call has ended.
-            weight: how much it counts, not negative: samples, for a mean over samples.
+            weight: how much it counts, 0 to 1e30: samples, for a mean over samples.
             timeout: seconds.
 
         Raises:
             RoundTimeout: the round was not decided in time; says for whom it waits.
             NotAMemberError: this peer is no member any more.
-            ConfigurationError: the vector is not as the layout says, or the weight is negative or not finite.
+            ConfigurationError: the vector is not as the layout says, or the weight is negative or above `MAX_WEIGHT`.
             LocalProtocolError: another call is under way.
         """
         self._check_vector(vector, weight)
@@ -439,8 +440,10 @@ class Group:
                 f"a group averages float32 [{self.layout.num_elements}] on the CPU, not "
                 f"{str(vector.dtype).removeprefix('torch.')} {list(vector.shape)} on {vector.device}"
             )
-        if not 0 <= weight < float("inf"):
-            raise ConfigurationError(f"the weight of a vector is 0 or more, not {weight}")
+        if not 0 <= weight <= MAX_WEIGHT:
+            raise ConfigurationError(
+                f"the weight of a vector is from 0 to {MAX_WEIGHT:g}, not {weight}"
+            )
 
     def _withdraw(self) -> None:
         """The caller may write to its vector from here on."""
