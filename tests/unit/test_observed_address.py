@@ -11,12 +11,11 @@ from libp2p.utils.varint import encode_varint_prefixed
 from multiaddr import Multiaddr
 
 from neurogrid.p2p.hosts.host import Host
-from neurogrid.p2p.hosts.identity import Identity
 from neurogrid.p2p.reach.autonat import _moved_to
 from neurogrid.p2p.reach.observed import observed_address
 from neurogrid.p2p.streams.stream import Stream
 
-PEER = Identity.generate().peer_id
+PEER = "12D3KooWHotzAKeuFdqtxBmsxbZvWFSDQJV75LqknYGgTm4jQ4TY"  # in the names of tests
 
 
 class Saying(Stream):
