@@ -627,6 +627,7 @@ class RunBoard(QuietProgress):
 
     def _facts(self, members: Sequence[MemberStatus]) -> list[MemberFacts]:
         facts = []
+        had = self._rounds[-1].seat_samples if self._rounds else {}
         for each in members:
             seat = self._seats.get(each.seat) if each.seat is not None else None
             if each.seat is not None and seat is not None:
@@ -641,6 +642,7 @@ class RunBoard(QuietProgress):
                         seat.late_in_a_row,
                         seat.apart_in_a_row,
                         seat.still_in_a_row,
+                        had.get(each.seat),
                     )
                 )
         return facts

@@ -27,8 +27,10 @@ _DIVERGED: Final = 0.1
 _NOISE: Final = 3.0
 # Of the latest loss: how much it counts in the moving mean.
 _LATEST: Final = 0.3
-# Below the others' median: so far off is apart.
+# Below the others' median: so far off is apart. Of the others' median of samples: with fewer than that a member is too
+# noisy to be beside them, and has too little of the aggregate.
 _APART: Final = 0.3
+_COMPARABLE: Final = 0.6
 # Rounds in a row that went on without a member that had work.
 _NUM_LATE: Final = 3
 # Rounds in a row in which a member was odd: one may be chance of few samples, or a learning rate that begins at 0.
@@ -77,6 +79,7 @@ class MemberFacts:
         gradient_norm, difference_norm: of its last batch, and of what it contributed last; None for none yet.
         cosine: between that and the aggregate; None for none yet.
         versions: of what it computes with, by library.
+        num_samples: that it had in the last round with its contribution; None for none yet.
         late_in_a_row: of the last rounds, how many went on without it while it had work.
         apart_in_a_row, still_in_a_row: of the last rounds for which it told its figures, in how many it was among
             `apart_from`, and contributed a difference of zero.
@@ -91,6 +94,7 @@ class MemberFacts:
     late_in_a_row: int = 0
     apart_in_a_row: int = 0
     still_in_a_row: int = 0
+    num_samples: int | None = None
 
     @property
     def is_still(self) -> bool:
@@ -201,9 +205,18 @@ def apart_from(members: Sequence[MemberFacts]) -> dict[int, float | None]:
     found = {}
     for member, cosine in known:
         others = [other for each, other in known if each is not member]
-        if cosine < 0 or (len(others) >= 2 and cosine < median(others) - _APART):
+        is_below = len(others) >= 2 and cosine < median(others) - _APART
+        if cosine < 0 or (is_below and _is_comparable(member, members)):
             found[member.seat] = median(others) if others else None
     return found
+
+
+def _is_comparable(member: MemberFacts, members: Sequence[MemberFacts]) -> bool:
+    """Whether a member had about as many samples as the others, where that is known of all."""
+    others = [each.num_samples for each in members if each is not member and each.num_samples]
+    if member.num_samples is None or not others:
+        return True
+    return member.num_samples >= _COMPARABLE * median(others)
 
 
 def _of_gradients(members: Sequence[MemberFacts]) -> list[Alarm]:

@@ -89,6 +89,17 @@ def test_one_member_apart() -> None:
     assert find_alarms(LEARNING, once) == (), "few samples point anywhere now and then"
 
 
+def test_a_member_with_few_samples_is_not_apart() -> None:
+    told = members(0.75, 0.3, 0.7)
+    few = [replace(told[0], num_samples=48), replace(told[1], num_samples=12)]
+    assert find_alarms(LEARNING, [*few, replace(told[2], num_samples=40)]) == ()
+    many = replace(told[1], num_samples=40)
+    [alarm] = find_alarms(LEARNING, [few[0], many, told[2]])
+    assert (alarm.kind, alarm.seat) == (AlarmKind.MEMBER_APART, 1)
+    away = replace(few[1], cosine=-0.1)
+    assert kinds(find_alarms(LEARNING, [few[0], away])) == [AlarmKind.MEMBER_APART]
+
+
 def test_members_that_all_differ_alike_are_not_apart() -> None:
     assert find_alarms(LEARNING, members(0.3, 0.35, 0.28)) == ()
     assert find_alarms(LEARNING, members(0.3, None, 0.9)) == (), "of two, neither is the odd one"
