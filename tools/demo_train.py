@@ -72,7 +72,8 @@ sequence_length = 128
 tokens = {tokens}
 [inner]
 lr = 3e-3
-schedule = "warmup_stable_decay"
+schedule = "wsd"
+decay = 0.2
 batch_tokens = 256
 [outer]
 every = 40
