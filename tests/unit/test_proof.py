@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+import errno
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -14,10 +15,11 @@ import trio
 from stage_families import RECOMPUTED, SMALL
 
 from neurogrid.assembly.worker import Worker
-from neurogrid.errors import PeerRefusedError, UnsupportedModelError
+from neurogrid.errors import CheckpointError, PeerRefusedError, UnsupportedModelError
 from neurogrid.fork_server import fork_server
 from neurogrid.model.confined import ConfinedProcess, ConfinementError
 from neurogrid.model.embedded import embedded_model_path
+from neurogrid.model.files import config
 from neurogrid.model.files.checkpoint import Checkpoint
 from neurogrid.model.files.config import build_config, model_config_message
 from neurogrid.model.proof import proof
@@ -108,14 +110,16 @@ def test_an_answer_is_kept_and_giving_up_is_none(monkeypatch: pytest.MonkeyPatch
 def test_what_was_wrong_with_the_machine_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """A config is written to a temporary directory, whose disk may be full for a while."""
 
-    def call(self: ConfinedProcess, argument: object, *, seconds: float) -> None:
-        raise UnsupportedModelError(
-            "the config of model type 'llama' is refused: [Errno 28] No space left on device"
-        )
+    def no_directory(prefix: str) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", prefix)
+
+    def call(self: ConfinedProcess, argument: Mapping[str, Any], *, seconds: float) -> None:
+        prove(argument["config"], argument["dtype"])
 
     with monkeypatch.context() as full:
+        full.setattr(config, "temporary_directory", no_directory)
         full.setattr(ConfinedProcess, "call", call)
-        with pytest.raises(UnsupportedModelError, match="No space left"):
+        with pytest.raises(CheckpointError, match=r"No space left on device.*; make room there"):
             Proving(one_layer(), None).result(seconds=SECONDS)
     assert Proving(one_layer(), None).result(seconds=SECONDS).costs
 

@@ -12,6 +12,8 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -25,7 +27,7 @@ from transformers import (
     PreTrainedConfig,
 )
 
-from neurogrid.errors import ConfigurationError, UnsupportedModelError
+from neurogrid.errors import CheckpointError, ConfigurationError, UnsupportedModelError
 from neurogrid.model.files.foreign import quiet_transformers
 from neurogrid.model.files.quantization import Quantization
 from neurogrid.model.files.sanitize import (
@@ -86,6 +88,7 @@ def build_config(config: Mapping[str, object]) -> PreTrainedConfig:
         UnsupportedModelError: a bound of sanitize.py is exceeded; transformers does not know the
             model type, or has no causal language model for it; the model is multimodal; the values
             are not what the family takes.
+        CheckpointError: this machine has no room to write it down, where transformers reads it.
     """
     sanitized = sanitize_checkpoint_config(config)
     model_type = _known_model_type(sanitized, config)
@@ -262,14 +265,32 @@ def _as_transformers_would(
 ) -> PreTrainedConfig:
     # Through a file, because what transformers does to old and odd configs is done by the readers
     # of files alone (a `mistral` that has `layer_types` is a `ministral`, for one).
-    with quiet_transformers(), temporary_directory("neurogrid-config-") as folder:
-        text = json.dumps(_as_file(sanitized, _method_names(config_class)))
-        (folder / "config.json").write_text(text, encoding="ascii")
+    text = json.dumps(_as_file(sanitized, _method_names(config_class)))
+    with quiet_transformers(), _folder_of(text) as folder:
         config: PreTrainedConfig = AutoConfig.from_pretrained(
             folder, local_files_only=True, trust_remote_code=False
         )
     config.name_or_path = ""
     return config
+
+
+@contextmanager
+def _folder_of(text: str) -> Iterator[Path]:
+    """A directory with a config.json, for as long as the block runs.
+
+    Raises:
+        CheckpointError: it cannot be written, which is no fault of the config.
+    """
+    with ExitStack() as stack:
+        try:
+            folder = stack.enter_context(temporary_directory("neurogrid-config-"))
+            (folder / "config.json").write_text(text, encoding="ascii")
+        except OSError as exc:
+            raise CheckpointError(
+                f"the config cannot be written for transformers to read: {exc}; make room there, or name another "
+                "directory in TMPDIR"
+            ) from exc
+        yield folder
 
 
 def _text_config(config: PreTrainedConfig) -> PreTrainedConfig:

@@ -43,12 +43,6 @@ MAX_BYTES = 2 * 1024**3
 
 _MAX_KEPT = 32
 
-# What says nothing of a config, but of the machine at that moment.
-_OF_THE_MOMENT = (
-    *("No space left on device", "Disk quota exceeded", "Too many open files"),
-    *("No usable temporary directory", "Read-only file system", "Input/output error"),
-)
-
 
 @dataclass(frozen=True, slots=True)
 class Proof:
@@ -85,6 +79,7 @@ def prove(
         UnsupportedModelError: the model cannot be split, transformers does not know it, or nothing here how it is
             quantised.
         ConfigurationError: it cannot be built, or `dtype` is none to compute in.
+        CheckpointError: this machine has no room to write it down.
     """
     try:
         built = build_config(config)
@@ -148,7 +143,8 @@ class Proving:
         """The proof, or what was found when the same config was tried before.
 
         Raises:
-            UnsupportedModelError, ConfigurationError: as `prove`.
+            UnsupportedModelError, ConfigurationError, CheckpointError: as `prove`. The last says nothing of the config,
+                and the next call tries it again.
             ConfinementError: it was not done within `seconds`, or takes more than the limits; says which.
         """
         kept = _kept.get(self._key)
@@ -160,8 +156,6 @@ class Proving:
                     f"the model's config is refused, its trial was given up: {exc}"
                 ) from exc
             except (UnsupportedModelError, ConfigurationError) as exc:
-                if any(words in str(exc) for words in _OF_THE_MOMENT):
-                    raise
                 kept = type(exc), str(exc)
             finally:
                 self._process.close()
