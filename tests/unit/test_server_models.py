@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -370,7 +371,9 @@ async def test_the_last_one_may_go(autojump_clock: MockClock) -> None:
     await serve(World(), ("a",), use)
 
 
-async def test_metrics_are_of_all_and_of_each(autojump_clock: MockClock) -> None:
+async def test_metrics_are_of_all_and_of_each(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def use(served: Served) -> None:
         for model in served.models.all():
             model.board.generation_queued(1, 7)
@@ -381,7 +384,7 @@ async def test_metrics_are_of_all_and_of_each(autojump_clock: MockClock) -> None
         for told in served.world.open_now.values():
             told.cache_bytes = (1, 2)  # type: ignore[attr-defined]
             peers = ("both", f"own {id(told)}")
-            told.host = type("Host", (), {"connected_peers": peers})  # type: ignore[attr-defined]
+            monkeypatch.setattr(told, "host", SimpleNamespace(connected_peers=peers), raising=False)
         text = generate_latest(served.metrics.registry).decode()
         for line in (
             'neurogrid_requests_total{outcome="stop"} 2.0',

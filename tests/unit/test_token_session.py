@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -61,6 +62,21 @@ async def choose(hidden_BTD: torch.Tensor, **more: Any) -> tuple[Chosen[Any], No
     return more["choose"](hidden_BTD[0, -1]), None
 
 
+def surroundings(select: Callable[..., Any], **more: Any) -> Any:
+    """What a session asks of others, in one."""
+    return SimpleNamespace(
+        forget=lambda number: None,
+        embed=embed,
+        leave=nothing,
+        choose=choose,
+        trials=SimpleNamespace(give_way=nothing),
+        select=select,
+        should_leave=lambda selection: False,
+        keep=lambda *args: False,
+        **more,
+    )
+
+
 @pytest.mark.parametrize("repeats", [False, True])
 async def test_workers_fail_in_the_first_step_of_a_session_that_goes_on_from_another(
     monkeypatch: pytest.MonkeyPatch, repeats: bool
@@ -88,18 +104,7 @@ async def test_workers_fail_in_the_first_step_of_a_session_that_goes_on_from_ano
     def taken(beginning: Beginning) -> None:
         beginning.kept = None
 
-    others: Any = SimpleNamespace(
-        forget=lambda number: None,
-        embed=embed,
-        leave=nothing,
-        choose=choose,
-        trials=SimpleNamespace(give_way=nothing),
-        select=select,
-        should_leave=lambda selection: False,
-        failed=lambda error, selection: True,
-        taken=taken,
-        keep=lambda *args: False,
-    )
+    others = surroundings(select, failed=lambda error, selection: True, taken=taken)
     async with TokenSession(
         others,
         others,
@@ -146,22 +151,15 @@ async def test_a_worker_that_dropped_the_session_is_asked_for_another_once(
     async def select(**more: Any) -> Any:
         return selection
 
-    others: Any = SimpleNamespace(
-        forget=lambda number: None,
-        embed=embed,
-        leave=nothing,
-        choose=choose,
-        trials=SimpleNamespace(give_way=nothing),
-        select=select,
-        should_leave=lambda selection: False,
+    others = surroundings(
+        select,
         failed=lambda error, selection: False,
         has_alternative=lambda *args, **more: False,
-        keep=lambda *args: False,
         stored=SimpleNamespace(best=lambda *args: None),
     )
     async with TokenSession(
         *(others, others, others, others, others),
-        Beginning(None, 64, b""),  # type: ignore[arg-type]
+        Beginning(others, 64, b""),
         number=1,
         max_length=64,
         patience=60.0,

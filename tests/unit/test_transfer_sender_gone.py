@@ -18,12 +18,35 @@ from neurogrid.p2p.transfer import (
     Transfers,
 )
 from neurogrid.p2p.transfer.store import PartialBlob
-from neurogrid.p2p.wire import CHUNK_BYTES
+from neurogrid.p2p.wire import CHUNK_BYTES, Data
 from tests.unit.transfer_peers import Taking, two_protocols
 
 BLOB = Random(11).randbytes(CHUNK_BYTES + 9)
 SOURCE = BytesSource(BLOB)
 INFO = BlobInfo.of_digests(SOURCE.digests(), len(BLOB))
+
+
+class Late(PartialBlob):
+    """Another, before whose end something is awaited."""
+
+    is_durable = False
+
+    def __init__(self, other: PartialBlob, first: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        super().__init__(other.info, other.chunks)
+        self._other, self._first = other, first
+
+    def write(self, index: int, data: Data) -> None:
+        self._other.write(index, data)
+
+    def suspend(self) -> None:
+        self._other.suspend()
+
+    def discard(self) -> None:
+        self._other.discard()
+
+    def finish(self) -> StoredBlob:
+        trio.from_thread.run(self._first)
+        return self._other.finish()
 
 
 class Before(BlobStore):
@@ -33,15 +56,7 @@ class Before(BlobStore):
         self._first = first
 
     def open(self, info: BlobInfo) -> PartialBlob:
-        partial_blob = MemoryStore().open(info)
-        finish = partial_blob.finish
-
-        def finish_after() -> StoredBlob:
-            trio.from_thread.run(self._first)
-            return finish()
-
-        partial_blob.finish = finish_after  # type: ignore[method-assign]
-        return partial_blob
+        return Late(MemoryStore().open(info), self._first)
 
 
 async def test_a_blob_whose_sender_cannot_be_told_any_more_is_here() -> None:

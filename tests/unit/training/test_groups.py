@@ -389,7 +389,9 @@ async def test_a_round_that_is_not_decided_says_for_whom_it_waits() -> None:
         torch.testing.assert_close(outcomes[0].values, sum(vectors(2, 5)) / 2)
 
 
-async def test_a_vector_that_is_withdrawn_before_its_reduction_has_a_turn_is_in_no_round() -> None:
+async def test_a_vector_that_is_withdrawn_before_its_reduction_has_a_turn_is_in_no_round(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Its owner writes to it from there on."""
     async with a_group(2) as peers:
         group = peers.all[1].group
@@ -400,13 +402,15 @@ async def test_a_vector_that_is_withdrawn_before_its_reduction_has_a_turn_is_in_
             if isinstance(action, Reduce):
                 group._withdraw()
 
-        group._do = end_in_the_same_turn  # type: ignore[method-assign]
+        monkeypatch.setattr(group, "_do", end_in_the_same_turn)
         outcomes = await peers.average(vectors(2))
         assert [outcome.has_contributed for outcome in outcomes] == [True, False]
         assert all(outcome.contributors == (peers.all[0].group.peer_id,) for outcome in outcomes)
 
 
-async def test_an_outcome_with_the_vector_of_an_earlier_call_says_so() -> None:
+async def test_an_outcome_with_the_vector_of_an_earlier_call_says_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """The round had it before that call gave up; the next one comes with another before the round is decided."""
     async with a_group(2, grace=20.0) as peers, trio.open_nursery() as nursery:
         one, other = (peer.group for peer in peers.all)
@@ -418,7 +422,7 @@ async def test_an_outcome_with_the_vector_of_an_earlier_call_says_so() -> None:
             if not (is_late and isinstance(message, Status) and message.accepted):
                 post(peer_id, message)
 
-        other._messenger.post = post_late  # type: ignore[method-assign]
+        monkeypatch.setattr(other._messenger, "post", post_late)
         nursery.start_soon(_average, one, given[0])
         with pytest.raises(RoundTimeout):
             await other.average(given[1], timeout=1.0)
@@ -431,7 +435,9 @@ async def test_an_outcome_with_the_vector_of_an_earlier_call_says_so() -> None:
         assert not any(outcome.is_of_withdrawn for outcome in outcomes)
 
 
-async def test_a_call_that_gives_up_ends_nothing_that_does_without_its_vector() -> None:
+async def test_a_call_that_gives_up_ends_nothing_that_does_without_its_vector(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """A group whose members call for a short time each would never have what is to be fetched."""
     async with a_group(2, grace=20.0) as peers:
         group = peers.all[0].group
@@ -440,7 +446,7 @@ async def test_a_call_that_gives_up_ends_nothing_that_does_without_its_vector() 
             await trio.sleep_forever()
             raise AssertionError
 
-        group._fetch = fetch  # type: ignore[method-assign, assignment]
+        monkeypatch.setattr(group, "_fetch", fetch)
         group._do(Fetch(7, group.history[-1], ()))
         with pytest.raises(RoundTimeout):
             await group.average(vectors(1)[0], timeout=0.1)

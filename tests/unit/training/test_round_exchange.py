@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -313,10 +314,10 @@ async def test_results_that_a_round_takes_away_meanwhile_are_applied(
         gate, transfers = trio.Event(), third.rounds._blobs.transfers
         fetch_blob = transfers.fetch_blob
 
-        async def fetch_late(peers: list[str], blob_id: bytes, **how: int) -> FetchedBlob:
+        async def fetch_late(peers: list[str], blob_id: bytes, **how: Any) -> FetchedBlob:
             if blob_id != first:
                 await gate.wait()
-            return await fetch_blob(peers, blob_id, **how)  # type: ignore[arg-type]
+            return await fetch_blob(peers, blob_id, **how)
 
         monkeypatch.setattr(transfers, "fetch_blob", fetch_late)
         first = await all_.publish(0)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import cast
 
+import pytest
 import torch
 import trio
 from torch import Tensor
 
-from neurogrid.training.averaging.groups import Outcome, State
+from neurogrid.training.averaging.groups import Group, Outcome, State
 from neurogrid.training.loops.outer_loop import OuterLoop, Rules
 from neurogrid.training.loops.run import RunMember
 
@@ -39,7 +41,7 @@ def outcome(round_: int, values: Tensor, *, is_of_withdrawn: bool = False) -> Ou
 def member_of(group: Rounds) -> tuple[RunMember, Tensor]:
     weights = torch.zeros(3)
     loop = OuterLoop({"w": weights}, Rules(every=1, outer_lr=1.0, outer_momentum=0.0))
-    return RunMember(group, loop, "", timeout=1.0), weights  # type: ignore[arg-type]
+    return RunMember(cast(Group, group), loop, "", timeout=1.0), weights
 
 
 async def test_a_round_that_was_decided_is_applied_although_the_sync_is_cancelled() -> None:
@@ -58,7 +60,9 @@ async def test_a_round_that_was_decided_is_applied_although_the_sync_is_cancelle
     assert torch.equal(member.loop.contribution()[0], torch.zeros(3))
 
 
-async def test_what_is_learned_after_a_sync_that_was_cancelled_is_kept() -> None:
+async def test_what_is_learned_after_a_sync_that_was_cancelled_is_kept(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Its vector is decided on later."""
     withdrawn: list[Tensor] = []
 
@@ -75,11 +79,11 @@ async def test_what_is_learned_after_a_sync_that_was_cancelled_is_kept() -> None
         await trio.sleep_forever()
         raise AssertionError
 
-    group.average = hang  # type: ignore[method-assign]
+    monkeypatch.setattr(group, "average", hang)
     weights += 1
     with group.scope:
         await member.step()
-    group.average = average  # type: ignore[method-assign]
+    monkeypatch.setattr(group, "average", average)
     weights += 4
     await member.step()
     assert torch.equal(weights, torch.full((3,), 5.0))
