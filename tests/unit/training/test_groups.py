@@ -270,6 +270,22 @@ async def _look_on(group: Group, seen: list[Outcome]) -> None:
     seen.append(await group.next_outcome(timeout=TIMEOUT))
 
 
+async def test_a_member_that_looks_on_from_far_away_gets_the_outcomes_of_short_rounds() -> None:
+    """Several are decided while it fetches the first of them."""
+    async with a_group(3, grace=20.0) as peers:
+        await peers.average(vectors(3))
+        observer = peers.all.pop()
+        observer.group.observe(True)
+        await trio.testing.wait_all_tasks_blocked(0.05)
+        for member in peers.all:
+            peers.network.set_link(Link(delay=0.1), between=(observer.host, member.host))
+        decided = [(await peers.average(vectors(2, round_)))[0] for round_ in range(8)]
+        for outcome in decided:
+            seen = await observer.group.next_outcome(timeout=TIMEOUT)
+            assert seen.round == outcome.round
+            assert torch.equal(seen.values, outcome.values)
+
+
 async def test_whoever_comes_is_told_who_contributed_to_the_last_rounds() -> None:
     async with a_group(2) as peers:
         outcomes = [
@@ -548,6 +564,7 @@ async def test_a_slow_member_reduces_less_than_the_others() -> None:
                     for group in groups:
                         nursery.start_soon(average, group)
                 speeds = [group._machine.status().bandwidth for group in groups]
+                await trio.sleep(0.037)  # or all rounds lie the same way over the moments
             shares = _shares(
                 [group.peer_id for group in groups],
                 {group.peer_id: speed for group, speed in zip(groups, speeds, strict=True)},

@@ -211,6 +211,6 @@ async def test_few_results_are_held_at_once() -> None:
             reductions.hold(replace(result, digest=bytes([number]) * 32))
         reductions.hold(result)  # which it is already
         with pytest.raises(LocalProtocolError, match="release one first"):
-            reductions.hold(replace(result, digest=b"x" * 32))
+            reductions.hold(replace(result, digest=b"\xff" * 32))
         reductions.release(result.digest)
-        reductions.hold(replace(result, digest=b"x" * 32))
+        reductions.hold(replace(result, digest=b"\xff" * 32))

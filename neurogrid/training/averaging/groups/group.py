@@ -90,10 +90,14 @@ __all__ = ["Group", "Outcome", "open_group"]
 
 logger = logging.getLogger(__name__)
 
-# Outcomes that wait for their owner: a member that is further behind fetches the state instead.
+# Outcomes that wait for their owner: a member that is further behind fetches the state instead. One that looks on may
+# be as far behind as results are held.
 _MAX_BACKLOG: Final = 4
-# Results that are held at most: the last, and before it those that not all members have computed.
-_NUM_HELD: Final = 3
+# Results that are held: the last, and before it those that not all members have computed. Small ones are decided
+# several times a second, and whoever gets no processor for a while is to find them still.
+_MIN_HELD: Final = 3
+_MAX_HELD: Final = 32
+_HELD_BYTES: Final = 64 * 1024 * 1024
 # Of a heartbeat: how often the machine is told what time it is.
 _TICKS: Final = 4
 # Seconds between two looks at what has gone by, while a round is under way.
@@ -149,6 +153,7 @@ class Group:
             exchange,
             admit=self._is_of_group,
         )
+        self._num_held = max(_MIN_HELD, min(_MAX_HELD, _HELD_BYTES // (4 * layout.num_elements)))
         self._scopes: dict[int, trio.CancelScope] = {}
         self._vector: Tensor | None = None
         # Calls that had a vector, counted. By it: of reductions under way, by token; of what came of them in this
@@ -159,7 +164,7 @@ class Group:
         self._last_lent = 0
         self._results: dict[bytes, Result] = {}
         # Digests: of the last rounds, empty for one whose result no member has to fetch; of the last; and to deliver.
-        self._wanted: deque[bytes] = deque(maxlen=_NUM_HELD)
+        self._wanted: deque[bytes] = deque(maxlen=self._num_held)
         self._last_digest = b""
         self._undelivered_digests: Counter[bytes] = Counter()
         self._last_members = machine.members
@@ -688,10 +693,14 @@ class Group:
         self._reductions.hold(result)
         # What is to be delivered here stays besides: a newcomer that fetches the state is some rounds behind.
         spare = [held for held in self._results if not self._undelivered_digests[held]]
-        for digest in spare[: max(0, len(self._results) - _NUM_HELD)]:
+        for digest in spare[: max(0, len(self._results) - self._num_held)]:
             self._release(digest)
-        while len(self._results) > _NUM_HELD + _MAX_BACKLOG:
+        while len(self._results) > self._num_held + self._max_backlog:
             self._release(next(iter(self._results)))
+
+    @property
+    def _max_backlog(self) -> int:
+        return max(_MAX_BACKLOG, self._num_held) if self._machine.observes else _MAX_BACKLOG
 
     def _release(self, digest: bytes) -> None:
         del self._results[digest]
@@ -749,10 +758,10 @@ class Group:
                     NotAMemberError(f"the outcome of round {decision.round} is lost here: {exc}")
                 )
                 return
-            if len(self._outcomes) >= _MAX_BACKLOG:
+            if len(self._outcomes) >= self._max_backlog:
                 self._drop_out(
                     NotAMemberError(
-                        f"{_MAX_BACKLOG} rounds were decided since this member averaged last"
+                        f"{self._max_backlog} rounds were decided since this member averaged last"
                     )
                 )
                 return

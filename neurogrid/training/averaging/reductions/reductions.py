@@ -26,8 +26,8 @@ from neurogrid.training.wire.types import TrainingMessage
 
 __all__ = ["MAX_HELD", "Reductions"]
 
-MAX_HELD = 8
-"""Results that are held for others at once."""
+MAX_HELD = 128
+"""Results that are held for others at once: of rounds, and the vectors of states."""
 
 EARLY_TIMEOUT = 30.0
 """Seconds that a chunk waits for its plan: the leader tells all members at about the same time."""

@@ -180,6 +180,11 @@ class GroupMachine:
         return self._lead is not None
 
     @property
+    def observes(self) -> bool:
+        """Whether this member contributes nothing for now."""
+        return self._observes
+
+    @property
     def last(self) -> Decision:
         """The last decision."""
         return self._history[-1]
