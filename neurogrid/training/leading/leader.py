@@ -447,7 +447,10 @@ class Leader:
 
     def _expect(self, group: Group) -> None:
         """Have rounds wait for those that were given work: they may have it before the group hears of it."""
-        group.expect(
+        group.expect(self._those_with_works())
+
+    def _those_with_works(self) -> tuple[str, ...]:
+        return tuple(
             seat.occupant.peer
             for seat in self._machine.state.occupied()
             if seat.occupant is not None and self._machine.works(seat.number)
@@ -957,6 +960,7 @@ class Leader:
         peer.num_orders = max(peer.num_orders + 1, time.time_ns() // 1000)  # also after a restart
         slices = {each.slice for work in works for each in work.ranges}
         self._sources.takes(occupant.peer, slices)
+        leads_group = self._group is not None and self._group.leader == occupant.peer
         return Order(
             run=self._facts.run_id,
             number=peer.num_orders,
@@ -967,6 +971,7 @@ class Leader:
             ends=self._is_over,
             term=self._copying.term,
             seat=seat,
+            expects=self._those_with_works() if leads_group else (),
         )
 
     async def _say_goodbye(self) -> None:

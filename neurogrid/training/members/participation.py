@@ -141,6 +141,7 @@ class Participation:
         self._tell = tell
         self._run_file: RunFile = parse_kept_run_file(start.run_file)
         self._order: Order | None = None
+        self._group: Group | None = None
         self._changed = RenewedEvent()
         self._totals = _Totals()
         self._report = Report(run=start.run, seat=start.seat, state="starting")
@@ -212,6 +213,9 @@ class Participation:
             if order.incarnation == self.incarnation:
                 # It sits: one that begins anew from here on gets another seat, of which nothing was saved.
                 self._start = replace(self._start, state=b"")
+                if self._group is not None:
+                    # Before its own vector may be there.
+                    self._group.expect(order.expects)
             self._changed.set()
 
     def dismiss(self) -> None:
@@ -283,11 +287,15 @@ class Participation:
                     timeout=_JOIN_TIMEOUT,
                 ) as group:
                     work = _Work(self, group, trainer, state, manifest, directory)
-                    with unwrap_errors():
-                        async with trio.open_nursery() as nursery:
-                            nursery.start_soon(work.fetch_ahead)
-                            await work.run(own, nursery)
-                            nursery.cancel_scope.cancel()
+                    self._group = group
+                    try:
+                        with unwrap_errors():
+                            async with trio.open_nursery() as nursery:
+                                nursery.start_soon(work.fetch_ahead)
+                                await work.run(own, nursery)
+                                nursery.cancel_scope.cancel()
+                    finally:
+                        self._group = None
                 if self._keep is not None and state.round:
                     # As the leader writes its last checkpoint: the same bits.
                     trainer.weights.copy_(state.common)

@@ -126,6 +126,19 @@ async def test_what_was_saved_has_the_time_that_its_size_takes(
     assert (line.asked, trainer.taken) == ([BLOB] * 2, 1)
 
 
+def test_a_member_waits_for_those_that_its_order_names() -> None:
+    """And not for those that orders for another incarnation of it name."""
+    told: list[tuple[str, ...]] = []
+    group: Any = SimpleNamespace(expect=told.append)
+    member = part(Line(b"", 1.0))
+    member._group = group
+    member._note(incarnation=5)
+    member.take(Order(bytes(16), 1, 5, expects=("a", "b")))
+    member.take(Order(bytes(16), 2, 4, expects=("c",)))
+    member.take(Order(bytes(16), 3, 5))
+    assert told == [("a", "b"), ()]
+
+
 async def test_what_does_not_come_at_all_is_said(tmp_path: Path, autojump_clock: MockClock) -> None:
     with pytest.raises(ResponseTimeout, match=r"saved\.safetensors was not here within"):
         await part(Line(b"", 1e6))._take_saved(Trainer(), tmp_path)  # type: ignore[arg-type]

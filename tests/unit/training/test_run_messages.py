@@ -15,6 +15,8 @@ from neurogrid.p2p.exchange.exchange import Exchange
 from neurogrid.p2p.memory import open_memory_network
 from neurogrid.p2p.transfer import BlobInfo, BlobSource, BytesSource, TransferPolicy, Transfers
 from neurogrid.p2p.wire import ErrorCode
+from neurogrid.p2p.wire.limits import MAX_PEER_ID_CHARS
+from neurogrid.training.wire import MAX_GROUP_MEMBERS
 from neurogrid.training.wire.runs import (
     MAX_CONFIG_BYTES,
     MAX_HELD_SLICES,
@@ -72,6 +74,7 @@ def test_the_longest_order_fits_its_message() -> None:
         ),
         sources=("~" * 512,) * MAX_RUN_SOURCES,
         ends=True,
+        expects=("~" * MAX_PEER_ID_CHARS,) * MAX_GROUP_MEMBERS,
     )
     data = longest.encode()
     assert Order.decode(data) == longest

@@ -25,11 +25,13 @@ from neurogrid.p2p.wire.forms import (
     nullable,
     one_of,
     optional,
+    text,
     uint,
 )
-from neurogrid.p2p.wire.limits import MAX_ERROR_CHARS
+from neurogrid.p2p.wire.limits import MAX_ERROR_CHARS, MAX_PEER_ID_CHARS
 from neurogrid.p2p.wire.maps import MAX_U32, MAX_U64
 from neurogrid.training.wire.forms import number as real
+from neurogrid.training.wire.group import MAX_GROUP_MEMBERS
 from neurogrid.training.wire.runs.forms import ADDRESS, ADDRESSES, COUNT, RUN
 
 __all__ = [
@@ -175,6 +177,7 @@ class Order(ControlPayload):
         ends: nothing comes after these works.
         term: u64, of the leader; 0 of the first one.
         seat: u32, that the works are of; None for that of the `Start`.
+        expects: peer ids of those that have works, for a member that leads the group: rounds wait for them.
     """
 
     run: bytes
@@ -185,6 +188,7 @@ class Order(ControlPayload):
     ends: bool = False
     term: int = 0
     seat: int | None = None
+    expects: tuple[str, ...] = ()
 
     _map = Map(
         "Order",
@@ -197,6 +201,7 @@ class Order(ControlPayload):
             "ends": optional(BOOLEAN),
             "term": COUNT,
             "seat": nullable(uint(MAX_U32)),
+            "expects": optional(array(text(MAX_PEER_ID_CHARS, smallest=1), MAX_GROUP_MEMBERS)),
         },
     )
 
