@@ -230,6 +230,48 @@ def test_an_answer_that_waits_for_a_key_is_read_aloud_once(run: Run) -> None:
     assert told == [[3, 3, 3], 0, "An answer"]
 
 
+def test_figures_of_a_run_are_there_when_it_evaluates_its_last_round_late(run: Run) -> None:
+    """Lines are asked for once, those of the last round again when its held-out loss comes, all after a resumption."""
+    asked, lines = run(
+        """
+        import "./page_browser.mjs";
+        globalThis.ResizeObserver = class { observe() {} };
+        const { joined, wantedAfter } = await import("./figures.js");
+        const first = [{ round: 0, eval_loss: 8 }, { round: 1, loss: 7 }];
+        const all = [...first, { round: 2, loss: 6, eval_loss: 6.5 }, { round: 3, loss: 5 }];
+        const asked = [];
+        let lines = [];
+        function look(round, eval_loss) {
+            const after = wantedAfter(lines, { round, eval_loss });
+            asked.push(after);
+            if (after === null) return;
+            const come = all.filter((line) => line.round <= round && (line.round > after || !after));
+            lines = joined(lines, after, come);
+        }
+        look(0, null);
+        look(0, 8);
+        look(1, 8);
+        look(1, 8);
+        look(3, 6.5);
+        look(3, 6.5);
+        all.push({ round: 3, eval_loss: 5.5 });
+        look(3, 5.5);
+        look(3, 5.5);
+        const before = lines;
+        look(2, 6.5);
+        export default [asked, before];
+        """
+    )
+    assert asked == [0, None, 0, None, 0, None, 2, None, 0]
+    assert [(line["round"], line.get("loss"), line.get("eval_loss")) for line in lines] == [
+        (0, None, 8),
+        (1, 7, None),
+        (2, 6, 6.5),
+        (3, 5, None),
+        (3, None, 5.5),
+    ]
+
+
 def test_the_lines_of_a_long_run_are_bounded_and_the_newest_stay(run: Run) -> None:
     found = run("""
         import { thinned } from "./curves.js";

@@ -1,8 +1,9 @@
 // The page of a training run: how far it is, whether it learns, who takes part, what happened.
 
 import { ask, setKey } from "./api.js";
-import { Curves, smooth, thinned } from "./curves.js";
+import { Curves, smooth } from "./curves.js";
 import { KeyedList, byId, html, setAttributes, setText } from "./dom.js";
+import { joined, wantedAfter } from "./figures.js";
 import { clock, count, duration, perSecond, remaining } from "./format.js";
 import { Entry } from "./log.js";
 import { Member, StageHead, grouped } from "./members.js";
@@ -261,12 +262,10 @@ async function get(path) {
 }
 
 async function takeFigures() {
-  const last = lines.at(-1)?.round ?? 0;
-  if (status.round < last) lines = []; // it was resumed from an earlier checkpoint
-  else if (lines.length && status.round === last) return;
-  const { metrics } = await get(`/v1/training/metrics?after=${lines.at(-1)?.round ?? 0}`);
-  if (!metrics.length) return;
-  lines = thinned(lines.concat(metrics));
+  const after = wantedAfter(lines, status);
+  if (after === null) return;
+  const { metrics } = await get(`/v1/training/metrics?after=${after}`);
+  lines = joined(lines, after, metrics);
   drawCurves();
 }
 
