@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 from neurogrid.errors import ConfigurationError
@@ -24,12 +25,19 @@ class WantedChanges:
         run: the run file.
         machine: of the run.
         progress: is told what is changed, and what is wrong with the file.
+        cut: what people are told of works of so many samples; empty for nothing.
     """
 
     def __init__(
-        self, path: Path, run: RunFile, machine: RunMachine, progress: LeaderProgress
+        self,
+        path: Path,
+        run: RunFile,
+        machine: RunMachine,
+        progress: LeaderProgress,
+        cut: Callable[[int], str] = lambda num_samples: "",
     ) -> None:
         self._path, self._run, self._machine, self._progress = path, run, machine, progress
+        self._cut = cut
         self._seen: tuple[int, ...] = ()
 
     def take(self) -> bool:
@@ -42,6 +50,9 @@ class WantedChanges:
             self._progress.warn(f"{self._path} changes nothing: {exc}")
         for each in found:
             self._progress.say(told(each, self._run))
+        rules = self._machine.rules
+        if found and (cut := self._cut(rules.steps * rules.batch_samples)):
+            self._progress.warn(cut)
         return bool(found)
 
     def _take_wanted(self) -> ChangedEntry | None:

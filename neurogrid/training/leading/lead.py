@@ -271,7 +271,9 @@ async def _lead(
             outer,
             keeper,
             sources,
-            WantedChanges(directory.changes, run, machine, progress),
+            WantedChanges(
+                directory.changes, run, machine, progress, partial(cut_works, data.manifest)
+            ),
             copying,
             progress,
             total_steps=rules.total_steps,

@@ -403,6 +403,25 @@ def test_a_leader_takes_in_what_the_file_says_once(tmp_path: Path) -> None:
     assert lines.warned == []
 
 
+def test_works_that_are_cut_from_now_on_are_told_of_as_at_the_start(tmp_path: Path) -> None:
+    """Once, when that is changed; not of changes that a run has none of."""
+    led, lines, directory = Led(), Lines(), RunDirectory(tmp_path)
+    led.sit()
+    led.step()
+
+    def cut(num_samples: int) -> str:
+        return f"not {num_samples}" if num_samples > 512 // SAMPLE_TOKENS else ""
+
+    wanted = WantedChanges(directory.changes, STAGES, led.machine, lines, cut)
+    directory.write_changes("[inner]\nlr = 0.5\n")
+    assert wanted.take()
+    assert lines.warned == []
+    directory.write_changes("[inner]\nlr = 0.5\nbatch_tokens = 1024\n")
+    assert wanted.take()
+    assert not wanted.take()
+    assert lines.warned == [f"not {1024 // SAMPLE_TOKENS}"]
+
+
 def test_a_wrong_file_is_told_of_once_and_changes_nothing(tmp_path: Path) -> None:
     led, lines, directory = Led(), Lines(), RunDirectory(tmp_path)
     led.sit()
