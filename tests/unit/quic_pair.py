@@ -21,6 +21,7 @@ class Pair:
     Attributes:
         events: what has happened at either, in order.
         lose: tells of a datagram whether it is lost on its way.
+        far_configurations: of the server's host.
     """
 
     def __init__(
@@ -34,8 +35,9 @@ class Pair:
             forget=self.over["client"].append,
             expected=expected or ID.from_base58(self.far.peer_id),
         )
+        self.far_configurations = Configurations(self.far.key_pair, limits)
         self.server = Core(
-            Configurations(self.far.key_pair, limits).get(is_client=False, address="127.0.0.1"),
+            self.far_configurations.get(is_client=False, address="127.0.0.1"),
             limits,
             forget=self.over["server"].append,
             original_destination_connection_id=self.client.original_destination_connection_id,

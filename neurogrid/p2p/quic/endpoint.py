@@ -167,6 +167,7 @@ class UdpEndpoint:
         limits = self._pool.limits
         if (
             self._accept is None
+            or not address[1]  # where nobody can be answered
             or len(datagram) < _MIN_INITIAL
             or not datagram[0] & _LONG_HEADER
             or len(self._connections) >= limits.max_connections

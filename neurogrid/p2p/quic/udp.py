@@ -34,10 +34,10 @@ _MAX_WAITING: Final = 1024
 
 Address = tuple[Any, ...]
 
-# Errors that a datagram may come back with; QUIC finds out by itself that a peer is not there.
-_HARMLESS: Final = frozenset(
-    {errno.ECONNREFUSED, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EMSGSIZE, errno.EPERM}
-)
+# Errors of the socket itself. Any other is a datagram's: nobody can be sent to at port 0, which a stranger may claim to
+# be at, nor from an address that this machine had before its network changed. QUIC finds out by itself that a peer is
+# not there.
+_OURS: Final = frozenset({errno.EBADF, errno.ENOTSOCK})
 
 
 class UdpSocket:
@@ -180,6 +180,6 @@ class UdpSocket:
         return max(1, length)
 
     def _note(self, exc: OSError) -> None:
-        if exc.errno not in _HARMLESS:
+        if exc.errno in _OURS:
             raise exc
         self.is_refused = self.is_refused or exc.errno == errno.ECONNREFUSED
