@@ -82,6 +82,25 @@ def test_a_socket_that_was_closed_says_so(sockets: tuple[UdpSocket, UdpSocket]) 
         here.receive()
 
 
+async def test_trains_are_taken_where_they_cannot_be_sent(
+    sockets: tuple[UdpSocket, UdpSocket], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here, there = sockets
+    send = here._send_train
+
+    def send_one(train: list[bytes], address: Address) -> None:
+        if len(train) > 1:
+            raise OSError(errno.EIO, "the network card cannot")
+        send(train, address)
+
+    monkeypatch.setattr(here, "_send_train", send_one)
+    train = [bytes([number]) * 1200 for number in range(5)]
+    here.send([(datagram, there.address) for datagram in train])
+    assert await received(there, 5) == train
+    there.send([(datagram, here.address) for datagram in train])
+    assert await received(here, 5) == train
+
+
 async def test_a_stranger_that_cannot_be_answered_begins_no_handshake(
     sockets: tuple[UdpSocket, UdpSocket],
 ) -> None:

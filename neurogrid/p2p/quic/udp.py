@@ -55,7 +55,9 @@ class UdpSocket:
         self.is_refused = False
         for option in (socket.SO_RCVBUF, socket.SO_SNDBUF):
             self._socket.setsockopt(socket.SOL_SOCKET, option, _BUFFER_BYTES)
-        self._has_trains = sys.platform == "linux" and self._try_trains()
+        # A train may come from a network card that cannot send one.
+        self._takes_trains = sys.platform == "linux" and self._try_trains()
+        self._sends_trains = self._takes_trains
 
     def _try_trains(self) -> bool:
         try:
@@ -104,7 +106,7 @@ class UdpSocket:
     def receive(self) -> tuple[list[bytes], Address] | None:
         """Datagrams of one sender that are there; None if there are none."""
         try:
-            if not self._has_trains:
+            if not self._takes_trains:
                 data, address = self._socket.recvfrom(_RECEIVE_BYTES)
                 return [data], address
             data, ancillary, _, address = self._socket.recvmsg(_RECEIVE_BYTES, _ANCILLARY_BYTES)
@@ -143,7 +145,7 @@ class UdpSocket:
 
     def _send_waiting(self) -> None:
         while self._waiting:
-            length = self._train_length() if self._has_trains else 1
+            length = self._train_length() if self._sends_trains else 1
             train = [datagram for datagram, _ in islice(self._waiting, length)]
             try:
                 self._send_train(train, self._waiting[0][1])
@@ -151,7 +153,7 @@ class UdpSocket:
                 return
             except OSError as exc:
                 if length > 1 and exc.errno in (errno.EIO, errno.EINVAL):
-                    self._has_trains = False  # the network card cannot
+                    self._sends_trains = False  # the network card cannot
                     continue
                 self._note(exc)
             for _ in range(length):
