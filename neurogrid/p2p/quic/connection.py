@@ -87,6 +87,7 @@ class QuicMuxedConn(MuxedConn):
         self._window = ConnectionWindow(self.core, pool)
         self._cids: set[bytes] = set()
         self._is_complete = False
+        self._is_dispatching = False
 
         self._streams: dict[int, QuicMuxedStream] = {}
         self._num_opened = 0  # streams of ours that are not over
@@ -178,7 +179,8 @@ class QuicMuxedConn(MuxedConn):
         """Bytes of a stream were read or dropped."""
         if num_bytes and self.end_reason is None:
             window.consume(num_bytes)
-            if self.core.has_news:
+            # What is dropped as it comes is told once, however many events there are: `flush` is under way.
+            if self.core.has_news and not self._is_dispatching:
                 self.flush()
 
     def wait_writable(self, stream: QuicMuxedStream) -> None:
@@ -237,8 +239,12 @@ class QuicMuxedConn(MuxedConn):
     # ------------------------------------------------------------------ events
 
     def _dispatch(self) -> None:
-        for event in self.core.events():
-            self._handle(event)
+        self._is_dispatching = True
+        try:
+            for event in self.core.events():
+                self._handle(event)
+        finally:
+            self._is_dispatching = False
         if self.core.is_confirmed and not self._is_complete:
             self._is_complete = True
             self.handshake_over.set()

@@ -1,0 +1,102 @@
+"""The driver of a connection, with a peer that is a state machine alone and sends what it likes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, cast
+
+import trio
+from qh3 import tls
+from qh3.quic.connection import QuicReceiveContext
+
+from neurogrid.p2p import Identity
+from neurogrid.p2p.quic.connection import QuicMuxedConn
+from neurogrid.p2p.quic.core import Configurations, Core, Datagram
+from neurogrid.p2p.quic.endpoint import UdpEndpoint
+from neurogrid.p2p.quic.limits import QuicLimits, WindowPool
+from tests.unit.quic_pair import CLIENT, SERVER
+
+KIB = 1024
+STREAM = 0x0E  # with an offset and a length
+
+
+class Carrier:
+    """In place of an endpoint: keeps what is sent."""
+
+    def __init__(self) -> None:
+        self.sent: list[Datagram] = []
+
+    def send(self, datagrams: list[Datagram]) -> None:
+        self.sent += datagrams
+
+    def wait_sendable(self, _: object) -> bool:
+        return False
+
+    def call_by(self, cid: bytes, connection: object) -> None: ...
+
+    def forget(self, cid: bytes) -> None: ...
+
+
+class Served:
+    """A connection that was accepted, once its handshake is over."""
+
+    def __init__(self, limits: QuicLimits) -> None:
+        near, far = Identity.generate(), Identity.generate()
+        self.client = Core(
+            Configurations(near.key_pair, limits).get(is_client=True, address="127.0.0.1"),
+            limits,
+            forget=lambda _: None,
+        )
+        self.carrier = Carrier()
+        self.connection = QuicMuxedConn(
+            cast(UdpEndpoint, self.carrier),
+            Configurations(far.key_pair, limits).get(is_client=False, address="127.0.0.1"),
+            WindowPool(limits),
+            CLIENT,
+            original_cid=self.client.original_destination_connection_id,
+        )
+        self.client.connect(SERVER, trio.current_time())
+        for _ in range(10):
+            self.connection.take(
+                [data for data, _ in self.client.produce(trio.current_time())], CLIENT
+            )
+            self.connection.flush()
+            sent, self.carrier.sent = self.carrier.sent, []
+            self.client.take([data for data, _ in sent], SERVER, trio.current_time())
+            list(self.client.events())
+        assert self.connection.is_established
+
+    def take(self, *frames: bytes) -> None:
+        """Take a packet with these frames, and wait for more before it is looked at."""
+        core: Any = self.connection.core
+        context = QuicReceiveContext(
+            epoch=tls.Epoch.ONE_RTT,
+            host_cid=core.host_cid,
+            network_path=core._network_paths[0],
+            quic_logger_frames=None,
+            time=trio.current_time(),
+            version=1,
+        )
+        core._payload_received(context, b"".join(frames))
+
+
+def number(value: int) -> bytes:
+    """As QUIC writes it, in four bytes."""
+    return (0x8000_0000 | value).to_bytes(4, "big")
+
+
+def data_frame(stream_id: int, offset: int, data: bytes) -> bytes:
+    return bytes([STREAM]) + number(stream_id) + number(offset) + number(len(data)) + data
+
+
+async def test_however_much_comes_at_once_for_streams_that_nobody_reads_is_dropped() -> None:
+    limits = replace(QuicLimits(), max_unaccepted=0, first_stream_window=KIB)
+    served = Served(limits)
+    stream_ids = [4 * index for index in range(limits.max_streams)]
+    served.take(*(data_frame(stream_id, 0, b"x") for stream_id in stream_ids))
+    served.connection.flush()
+    # Each of these is to be answered with credit.
+    served.take(*(data_frame(stream_id, 1, bytes(600)) for stream_id in stream_ids))
+    served.connection.flush()
+    assert served.connection.is_established
+    assert served.carrier.sent
