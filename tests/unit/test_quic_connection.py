@@ -17,7 +17,7 @@ from neurogrid.p2p.quic.limits import QuicLimits, WindowPool
 from tests.unit.quic_pair import CLIENT, SERVER
 
 KIB = 1024
-STREAM = 0x0E  # with an offset and a length
+STREAM, RESET_STREAM = 0x0E, 0x04  # the former with an offset and a length
 
 
 class Carrier:
@@ -89,6 +89,10 @@ def data_frame(stream_id: int, offset: int, data: bytes) -> bytes:
     return bytes([STREAM]) + number(stream_id) + number(offset) + number(len(data)) + data
 
 
+def reset_frame(stream_id: int, final_size: int) -> bytes:
+    return bytes([RESET_STREAM]) + number(stream_id) + number(0) + number(final_size)
+
+
 async def test_however_much_comes_at_once_for_streams_that_nobody_reads_is_dropped() -> None:
     limits = replace(QuicLimits(), max_unaccepted=0, first_stream_window=KIB)
     served = Served(limits)
@@ -100,3 +104,31 @@ async def test_however_much_comes_at_once_for_streams_that_nobody_reads_is_dropp
     served.connection.flush()
     assert served.connection.is_established
     assert served.carrier.sent
+
+
+async def test_a_reset_that_is_repeated_gives_no_more_credit() -> None:
+    limits = replace(QuicLimits(), first_stream_window=64 * KIB, first_window=128 * KIB)
+    served = Served(limits)
+    allowed = served.connection.core.allowed_bytes
+    served.take(data_frame(0, 0, b"x"), reset_frame(0, 60 * KIB))
+    served.connection.flush()
+    for _ in range(20):
+        served.take(reset_frame(0, 60 * KIB))
+        served.connection.flush()
+    assert served.connection.is_established
+    assert allowed.value <= 60 * KIB + limits.first_window
+
+
+async def test_what_comes_behind_a_reset_is_dropped_and_counts_once() -> None:
+    limits = replace(QuicLimits(), first_stream_window=64 * KIB, first_window=128 * KIB)
+    served = Served(limits)
+    allowed = served.connection.core.allowed_bytes
+    for index in range(20):
+        served.take(data_frame(4 * index, 0, b"x"), reset_frame(4 * index, 60 * KIB))
+        served.connection.flush()
+        served.take(data_frame(4 * index, 1, bytes(60 * KIB - 1)))
+        served.connection.flush()
+    assert served.connection.is_established
+    unread = sum(stream.inbox.size for stream in served.connection._backlog)
+    assert unread <= 20
+    assert allowed.value <= 20 * 60 * KIB + limits.first_window

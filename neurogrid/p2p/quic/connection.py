@@ -254,13 +254,14 @@ class QuicMuxedConn(MuxedConn):
     def _handle(self, event: QuicEvent) -> None:
         if isinstance(event, StreamDataReceived):
             stream = self._find(event.stream_id)
-            if stream is not None:
+            # What comes behind a reset was counted with it.
+            if stream is not None and not stream.window.has_ended:
                 stream.deliver(event.data, is_end=event.end_stream)
                 if event.end_stream:
                     self._half_closed.pop(stream, None)
         elif isinstance(event, StreamReset):
             stream = self._find(event.stream_id)
-            if stream is not None:
+            if stream is not None and not stream.window.has_ended:  # a peer may repeat it
                 raw = self.core.find(event.stream_id)
                 if raw is not None:
                     stream.window.end(stream.inbox.size, raw.receiver.highest_offset)

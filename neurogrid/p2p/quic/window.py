@@ -59,7 +59,11 @@ class ConnectionWindow:
 
 
 class StreamWindow:
-    """The bytes that one stream may hold unread."""
+    """The bytes that one stream may hold unread.
+
+    Attributes:
+        has_ended: whether no more will come. The bytes that had not come by then count as read.
+    """
 
     def __init__(self, connection: ConnectionWindow, grant: StreamGrant, size: int) -> None:
         self._connection = connection
@@ -67,6 +71,7 @@ class StreamWindow:
         self._size = size
         self._grown = 0
         self._consumed = 0
+        self.has_ended = False
 
     def consume(self, num_bytes: int) -> None:
         """Bytes were read or dropped."""
@@ -88,6 +93,7 @@ class StreamWindow:
             num_unread: bytes that can still be read.
             num_received: bytes that the peer has used up in all.
         """
+        self.has_ended = True
         self._connection.consume(max(0, num_received - self._consumed - num_unread))
 
     def close(self) -> None:
