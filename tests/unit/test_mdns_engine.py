@@ -7,6 +7,7 @@ from ipaddress import ip_address
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from zeroconf import DNSOutgoing, DNSPointer  # type: ignore[attr-defined]
 
 from neurogrid.p2p.discovery.mdns.limits import MAX_ENTRIES, MAX_ENTRIES_FROM_SOURCE
 from neurogrid.p2p.discovery.mdns.packets import (
@@ -16,6 +17,7 @@ from neurogrid.p2p.discovery.mdns.packets import (
     encode_announcement,
     encode_goodbye,
     encode_query,
+    instance_name,
 )
 from neurogrid.p2p.hosts.identity import Identity
 from tests.unit.mdns_lan import INDEX, Lan, Node, interface
@@ -71,6 +73,22 @@ def test_one_that_is_killed_is_lost_when_it_expires() -> None:
     lan.run(101.0)
     assert there.known == {}
     assert "expired" in there.outcomes[f"peer {killed.peer_id} at 10.0.0.2"]
+
+
+def test_a_shorter_time_counts_though_the_address_is_not_said_again() -> None:
+    lan = Lan()
+    there, sayer = lan.add(), lan.add()
+    lan.remove(sayer)
+    lan.inject(there, sayer.ip, announcement(sayer))
+    lan.run(1.0)
+    out = DNSOutgoing(0x8400)
+    name = instance_name("stranger", SERVICES[0])
+    out.add_answer_at_time(DNSPointer(SERVICES[0], 12, 1, 5, name), 0)
+    lan.inject(there, sayer.ip, out.packets()[0])
+    lan.run(4.9)
+    assert set(there.known) == {sayer.peer_id}
+    lan.run(0.2)
+    assert there.known == {}
 
 
 @pytest.mark.parametrize("loss", [0.0, 0.2])

@@ -273,7 +273,7 @@ class Engine:
         jitter = self._random.uniform(0.0, REFRESH_JITTER)
         if announcement.addresses is None:
             if entry is not None:
-                entry.renew(now, lifetime, jitter)
+                self._seen.renew(key, now, lifetime, jitter)
             return
         announced = read_addresses(announcement.addresses, link.interface)
         if announced.peer_id == self._peer_id:

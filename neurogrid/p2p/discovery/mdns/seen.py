@@ -105,9 +105,13 @@ class SeenPeers:
         self._keys_of_peer.setdefault(entry.peer_id, []).append(key)
         self._num_from_source[key.index, key.source] += 1
         self._num_of_peer.setdefault(key.index, Counter())[entry.peer_id] += 1
-        next_refresh = self._next_refresh.get(key.index, math.inf)
-        self._next_refresh[key.index] = min(next_refresh, entry.refresh_at)
-        self._next_expiry = min(self._next_expiry, entry.expires_at)
+        self._note_times(key, entry)
+
+    def renew(self, key: Key, now: float, lifetime: float, jitter: float) -> None:
+        """Note that an entry that is there was heard again; it may end sooner than it was to."""
+        entry = self._entries[key]
+        entry.renew(now, lifetime, jitter)
+        self._note_times(key, entry)
 
     def remove(self, key: Key) -> Entry:
         """Drop an entry that is there."""
@@ -155,6 +159,11 @@ class SeenPeers:
     def next_expiry(self) -> float:
         """When to look for those that have expired."""
         return self._next_expiry
+
+    def _note_times(self, key: Key, entry: Entry) -> None:
+        next_refresh = self._next_refresh.get(key.index, math.inf)
+        self._next_refresh[key.index] = min(next_refresh, entry.refresh_at)
+        self._next_expiry = min(self._next_expiry, entry.expires_at)
 
 
 def _decrease(counter: Counter[T], item: T) -> None:
