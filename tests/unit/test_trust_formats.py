@@ -23,7 +23,7 @@ from neurogrid.p2p.trust import (
 from neurogrid.p2p.trust.limits import MAX_REVOKED, MAX_TIME
 from neurogrid.p2p.trust.messages import Credentials, Verdict
 from neurogrid.p2p.trust.names import is_peer_id, is_role
-from neurogrid.p2p.trust.signing import cluster_id_of
+from neurogrid.p2p.trust.signing import CERTIFICATE, cluster_id_of
 from neurogrid.p2p.wire.maps import MAX_U64
 from tests.unit.wire_strategies import BRIEF
 
@@ -236,6 +236,14 @@ def test_a_certificate_of_another_cluster_names_both() -> None:
     assert caught.value.reason == Refusal.WRONG_CLUSTER
     assert theirs.cluster_id in str(caught.value)
     assert cluster_id_of(PUBLIC_KEY) in str(caught.value)
+
+
+def test_the_name_that_a_stranger_gives_its_cluster_is_safe_to_print() -> None:
+    forged = CERTIFICATE.sign(STRANGER, "x\n\x1b[2Jadmitted", PEER, "worker", 1, 1000, 2000)
+    with pytest.raises(RefusedError) as caught:
+        Certificate.decode(forged, PUBLIC_KEY)
+    assert caught.value.reason == Refusal.WRONG_CLUSTER
+    assert str(caught.value).isprintable()
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from neurogrid.errors import RemoteProtocolError
 from neurogrid.p2p.trust.names import is_peer_id, is_role
 from neurogrid.p2p.trust.refusal import Refusal, RefusedError
 from neurogrid.p2p.trust.signing import CERTIFICATE, cluster_id_of
+from neurogrid.p2p.wire.maps import printable_line
 
 __all__ = ["Certificate", "by_clock", "format_span", "format_time"]
 
@@ -140,7 +141,8 @@ def format_time(seconds: float) -> str:
 
 
 def _named_cluster(data: bytes) -> str | None:
+    """The cluster that a form says that it is of, which nobody has signed: safe to print, and no more."""
     try:
-        return CERTIFICATE.peek(data).text("cluster", 32)
+        return printable_line(CERTIFICATE.peek(data).text("cluster", 32))
     except RemoteProtocolError:
         return None
