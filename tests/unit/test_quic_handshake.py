@@ -37,6 +37,17 @@ def test_another_peer_than_the_one_dialled_is_refused() -> None:
     assert not pair.server.is_confirmed
 
 
+def test_what_a_peer_says_at_the_end_is_one_line_that_is_safe_to_print() -> None:
+    pair = Pair()
+    pair.run(20)
+    pair.client.close(reason_phrase="gone\n\x1b[2Jadmitted" + "x" * 1000)
+    pair.run(20)
+    assert pair.server.is_over
+    assert pair.server.reason.startswith("gone ")
+    assert pair.server.reason.isprintable()
+    assert len(pair.server.reason) == 200
+
+
 class WithoutCertificate(Core):
     def _initialize(self, peer_cid: bytes) -> None:
         super()._initialize(peer_cid)

@@ -34,6 +34,7 @@ from neurogrid.p2p.quic.credit import Allowance, FinishedStreams, PendingGrants,
 from neurogrid.p2p.quic.limits import QuicLimits
 from neurogrid.p2p.quic.sender import StreamSender
 from neurogrid.p2p.quic.tls import ALPN, SIGNATURE_ALGORITHMS, MutualTLS, mutual_tls
+from neurogrid.p2p.wire.maps import printable_line
 
 __all__ = ["CID_LENGTH", "Configurations", "Core", "Datagram"]
 
@@ -45,6 +46,8 @@ _SAFE_DATAGRAM: Final = 1200
 _LOCAL_DATAGRAM: Final = 1452
 # Addresses that a peer may have been seen at; it moves seldom, and one is in use.
 _MAX_PATHS: Final = 4
+# Characters of a peer's words for the end of a connection, which a user may be shown.
+_MAX_REASON: Final = 200
 
 Datagram = tuple[bytes, tuple[Any, ...]]
 
@@ -143,7 +146,7 @@ class Core(QuicConnection):
             return self._failure
         event = self._close_event
         if event is not None and event.reason_phrase:
-            return str(event.reason_phrase)[:200]
+            return printable_line(str(event.reason_phrase)[:_MAX_REASON])
         code = event.error_code if event is not None else 0
         return "the connection was closed" + (f" with code {code}" if code else "")
 
