@@ -182,7 +182,11 @@ class Gate:
         """
         peer = self._peers.get(peer_id)
         if peer is not None:
-            await peer.settled.wait()
+            settled = None
+            while settled is not peer.settled:
+                # One that was refused may be back before this task runs: then the matter is open again.
+                settled = peer.settled
+                await settled.wait()
             if peer.error is None or peer_id in self._tolerated:
                 return
             raise peer.error
@@ -451,9 +455,12 @@ class Gate:
 
     async def _expect(self, peer_id: str, peer: GatedPeer) -> None:
         """Disconnect a peer that dialled and then shows nothing."""
+        settled = (
+            peer.settled
+        )  # of this connection: another has another, and somebody that waits for it
         with trio.move_on_after(ADMISSION_TIMEOUT):
-            await peer.settled.wait()
-        if not peer.settled.is_set() and self._peers.get(peer_id) is peer:
+            await settled.wait()
+        if not settled.is_set() and self._peers.get(peer_id) is peer:
             text = f"it showed no credentials within {ADMISSION_TIMEOUT:g} s"
             self._refuse(peer_id, peer, RefusedError(Refusal.TIMED_OUT, text))
             await self._disconnect(peer_id, peer)
