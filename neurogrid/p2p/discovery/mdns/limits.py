@@ -9,6 +9,7 @@ __all__ = [
     "ANSWER_DELAY",
     "DEFAULT_EXPIRY",
     "FIRST_QUERY_INTERVAL",
+    "FRAME_BYTES",
     "MAX_ADDRESSES",
     "MAX_ENTRIES",
     "MAX_ENTRIES_FROM_SOURCE",
@@ -63,6 +64,8 @@ MAX_INSTANCES_IN_PACKET = 64
 MAX_ENTRIES = 2048
 MAX_ENTRIES_FROM_SOURCE = 128
 # Packets a second from one interface that are read: all answers of a large network at once, then what is
-# left. A flood is dropped by the kernel, and costs us some percent of a core.
+# left. A flood is dropped by the kernel, and costs us some percent of a core. One that is longer than an Ethernet frame
+# counts as so many: it may have as many names in it, and takes as long to read.
 PACKET_BURST = 256
 PACKET_RATE = 128.0
+FRAME_BYTES = 1500

@@ -26,6 +26,7 @@ from neurogrid.p2p.discovery.mdns.interfaces import (
 )
 from neurogrid.p2p.discovery.mdns.limits import (
     DEFAULT_EXPIRY,
+    FRAME_BYTES,
     MAX_EXPIRY,
     MIN_EXPIRY,
     PACKET_BURST,
@@ -194,7 +195,7 @@ class _Service:
                 self._report(f"receive on {interface}", _reason(exc))
                 await trio.sleep(RESCAN_INTERVAL)
                 continue
-            await budget.spend()
+            await budget.spend(len(data))
             self.engine.receive(data, source, interface.index, trio.current_time())
             self.changed.set()
 
@@ -227,12 +228,12 @@ class _Budget:
         self._left = float(PACKET_BURST)
         self._at = trio.current_time()
 
-    async def spend(self) -> None:
-        """Wait until one more packet may be read. What comes in meanwhile, the kernel keeps or drops."""
+    async def spend(self, num_bytes: int) -> None:
+        """Wait until a packet of so many bytes may be read. What comes in meanwhile, the kernel keeps or drops."""
         now = trio.current_time()
         self._left = min(self._left + (now - self._at) * PACKET_RATE, PACKET_BURST)
         self._at = now
-        self._left -= 1
+        self._left -= max(1.0, num_bytes / FRAME_BYTES)
         if self._left < 0:
             await trio.sleep(-self._left / PACKET_RATE)
 
