@@ -8,7 +8,11 @@ from collections.abc import Iterator
 
 import pytest
 import trio
+from libp2p.transport.exceptions import OpenConnectionError
+from multiaddr import Multiaddr
 
+from neurogrid.p2p import Identity
+from neurogrid.p2p.quic import QuicTransport
 from neurogrid.p2p.quic.endpoint import UdpEndpoint
 from neurogrid.p2p.quic.limits import WindowPool
 from neurogrid.p2p.quic.udp import Address, UdpSocket
@@ -117,3 +121,18 @@ async def test_a_stranger_that_cannot_be_answered_begins_no_handshake(
         endpoint._dispatch([first], sockets[1].address)
         assert len(endpoint._connections) == 1
         endpoint.close()
+
+
+async def test_an_address_that_no_socket_can_be_had_for_is_one_that_cannot_be_dialled(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Refused(UdpSocket):
+        def __init__(self, family: int) -> None:
+            raise OSError(errno.EAFNOSUPPORT, "there is no IPv6")
+
+    monkeypatch.setattr("neurogrid.p2p.quic.transport.UdpSocket", Refused)
+    identity = Identity.generate()
+    with pytest.raises(OpenConnectionError, match="there is no IPv6"):
+        await QuicTransport(identity).dial(
+            Multiaddr(f"/ip6/2001:db8::1/udp/4001/quic-v1/p2p/{identity.peer_id}")
+        )

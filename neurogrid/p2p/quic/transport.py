@@ -127,7 +127,10 @@ class _QuicListener(IListener):
 def _open_socket(
     place: tuple[str, int], use: Callable[[UdpSocket, tuple[str, int]], None], failure: str
 ) -> UdpSocket:
-    udp = UdpSocket(socket.AF_INET6 if ":" in place[0] else socket.AF_INET)
+    try:
+        udp = UdpSocket(socket.AF_INET6 if ":" in place[0] else socket.AF_INET)
+    except OSError as exc:  # no IPv6 here, or too many files are open
+        raise OpenConnectionError(f"{failure}: {exc.strerror}") from exc
     try:
         use(udp, place)
     except OSError as exc:
