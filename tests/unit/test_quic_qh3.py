@@ -111,6 +111,8 @@ def test_attributes_of_a_connection_are_there() -> None:
         "_streams_finished",
     ):
         assert name in QuicConnection.__slots__, f"qh3's connection has no {name} any more"
+    for name in ("is_validated", "local_challenge_sent"):
+        assert hasattr(pair.server._network_paths[0], name), f"qh3's path has no {name} any more"
     for name in (
         "_alps_negotiated",
         "_compress_certificate_algorithms",

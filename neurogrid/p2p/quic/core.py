@@ -46,6 +46,8 @@ _SAFE_DATAGRAM: Final = 1200
 _LOCAL_DATAGRAM: Final = 1452
 # Addresses that a peer may have been seen at; it moves seldom, and one is in use.
 _MAX_PATHS: Final = 4
+# Seconds until a new address of the peer is asked again whether the peer is there.
+_CHALLENGE_AGAIN: Final = 1.0
 # Characters of a peer's words for the end of a connection, which a user may be shown.
 _MAX_REASON: Final = 200
 
@@ -106,6 +108,7 @@ class Core(QuicConnection):
         )
         self._expected = expected
         self._failure: str | None = None
+        self._challenged_at = 0.0
         self._mtu_probe_sizes = [
             size for size in MTU_PROBE_SIZES if size > configuration.max_datagram_size
         ]
@@ -223,6 +226,7 @@ class Core(QuicConnection):
 
     def produce(self, now: float) -> list[Datagram]:
         """Return the datagrams that can be sent now."""
+        self._challenge_again(now)
         try:
             return self.datagrams_to_send(now)
         # As above: what is sent depends on what the peer said.
@@ -259,6 +263,18 @@ class Core(QuicConnection):
     def _initialize(self, peer_cid: bytes) -> None:
         super()._initialize(peer_cid)
         self.tls = mutual_tls(self.tls, self._expected)
+
+    def _challenge_again(self, now: float) -> None:
+        """Repeat a challenge that may be lost: qh3 does not, and sends next to nothing to an address before its answer.
+
+        There is no timer for it: until then, what may be sent depends on what comes from there.
+        """
+        for path in self._network_paths[:1]:
+            if not path.local_challenge_sent:
+                self._challenged_at = now
+            elif not path.is_validated and now >= self._challenged_at + _CHALLENGE_AGAIN:
+                path.local_challenge_sent = False
+                self._challenged_at = now
 
     # qh3 forgets a stream in the middle of whose turn the packet is full: a task that waits for its reset would wait
     # for ever. So it is passed over, and has its turn in the next packet.
