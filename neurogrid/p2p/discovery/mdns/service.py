@@ -118,7 +118,13 @@ class _Service:
 
     async def scan(self) -> None:
         """Look which interfaces there are, and use those that can be used."""
-        choice = choose_interfaces(await _list_interfaces(), self.host.listen_addresses, self.named)
+        try:
+            interfaces = await _list_interfaces()
+        except OSError as exc:
+            # As where this process has too many files open: those in use stay, and the next look comes.
+            self._report("look for interfaces", _reason(exc))
+            return
+        choice = choose_interfaces(interfaces, self.host.listen_addresses, self.named)
         for name, reason in choice.unused:
             self._report(f"interface {name}", f"not used: {reason}")
         places = ", ".join(str(interface) for interface, _ in choice.used)
