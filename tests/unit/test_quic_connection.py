@@ -132,3 +132,18 @@ async def test_what_comes_behind_a_reset_is_dropped_and_counts_once() -> None:
     unread = sum(stream.inbox.size for stream in served.connection._backlog)
     assert unread <= 20
     assert allowed.value <= 20 * 60 * KIB + limits.first_window
+
+
+async def test_a_stream_that_the_peer_has_reset_can_be_closed_and_finished() -> None:
+    served = Served(QuicLimits())
+    for index in range(2):
+        served.take(data_frame(4 * index, 0, b"x"))
+    served.connection.flush()
+    first = await served.connection.accept_stream()
+    second = await served.connection.accept_stream()
+    served.take(reset_frame(first.stream_id, 10), reset_frame(second.stream_id, 10))
+    served.connection.flush()
+    await first.close()
+    await second.close_write()
+    assert first.reset_by_peer
+    assert served.connection.is_established

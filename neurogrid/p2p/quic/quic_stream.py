@@ -192,7 +192,9 @@ class QuicMuxedStream(MuxedStream):
         if self._fin_wanted:
             return
         self._fin_wanted = True
-        if not self.is_stopped and self._sender is not None and not self._connection.core.is_over:
+        # Behind a reset, ours or our answer to the peer's, there is no end to send.
+        is_sending = self.was_reset is None and not self.is_stopped and self._sender is not None
+        if is_sending and not self._connection.core.is_over:
             self._connection.core.send_stream_data(self.stream_id, b"", end_stream=True)
         self._writable.set()
 
