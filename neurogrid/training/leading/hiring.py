@@ -106,14 +106,14 @@ class Hiring:
         Args:
             on_lost: is called with a worker whose lease has ended: it is to be asked anew.
         """
-        while True:
-            now = trio.current_time()
-            async with trio.open_nursery() as nursery:
-                for peer_id, lease in self.book.due(now):
+        async with trio.open_nursery() as nursery:
+            while True:
+                # Nobody is waited for: others' leases end meanwhile, and one that is silent is asked again.
+                for peer_id, lease in self.book.due(trio.current_time()):
                     nursery.start_soon(self._renew_one, peer_id, lease, on_lost)
-            for peer_id in self.book.expire(trio.current_time()):
-                on_lost(peer_id)
-            await trio.sleep(HEARTBEAT / 2)
+                for peer_id in self.book.expire(trio.current_time()):
+                    on_lost(peer_id)
+                await trio.sleep(HEARTBEAT / 2)
 
     async def _renew_one(self, peer_id: str, lease: int, on_lost: Callable[[str], None]) -> None:
         asked_at = trio.current_time()
@@ -126,8 +126,10 @@ class Hiring:
             self.book.renewed(peer_id, lease, until, asked_at=asked_at)
         except PeerRefusedError as exc:
             logger.info("%s knows nothing of its lease: %s", peer_id, exc)
-            self.book.drop(peer_id)
-            on_lost(peer_id)
+            # Else it has another by now, or none that is not known to be over.
+            if self.book.number(peer_id, trio.current_time()) == lease:
+                self.book.drop(peer_id)
+                on_lost(peer_id)
         except NeuroGridError as exc:
             logger.info("the lease of %s was not renewed: %s", peer_id, exc)
 
