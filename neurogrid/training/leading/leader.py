@@ -761,6 +761,15 @@ class Leader:
         peer_id, report = sender_of(message), Report.decode(message.data)
         if report.run != self._facts.run_id:
             return
+        try:
+            self._take_report(peer_id, report)
+        except NeuroGridError as exc:
+            # What cannot be written down ends the run, and not the stream of whoever reports.
+            if self._nursery is None:
+                raise
+            self._nursery.start_soon(_fail, exc)
+
+    def _take_report(self, peer_id: str, report: Report) -> None:
         peer = self._peers.setdefault(peer_id, _Peer())
         occupant = Occupant(peer_id, report.incarnation)
         if report.incarnation and self._may_be_of_before(peer_id):
@@ -983,6 +992,10 @@ class Leader:
                 for peer_id, peer in self._peers.items():
                     if peer.is_started and self._host.is_connected(peer_id):
                         nursery.start_soon(self._hiring.dismiss, peer_id, reason)
+
+
+async def _fail(error: NeuroGridError) -> None:
+    raise error
 
 
 def _progress_of(report: Report) -> tuple[object, ...]:

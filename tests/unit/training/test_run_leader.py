@@ -11,7 +11,7 @@ import pytest
 import torch
 import trio
 
-from neurogrid.errors import LocalProtocolError, RequestRefusedError
+from neurogrid.errors import ConfigurationError, LocalProtocolError, RequestRefusedError
 from neurogrid.p2p import TensorMessage
 from neurogrid.p2p.exchange.exchange import Exchange
 from neurogrid.p2p.hosts.identity import Identity
@@ -19,6 +19,7 @@ from neurogrid.p2p.memory import MemoryHost, MemoryNetwork, open_memory_network
 from neurogrid.p2p.streams.message_forms import sender_of
 from neurogrid.p2p.wire import ErrorCode
 from neurogrid.training.averaging.groups import Group, open_group
+from neurogrid.training.averaging.groups import group as groups
 from neurogrid.training.averaging.parts import Layout
 from neurogrid.training.leading import leader as leading
 from neurogrid.training.leading.facts import RunFacts
@@ -437,3 +438,29 @@ async def test_a_round_of_no_works_is_gone_back_from() -> None:
         assert told.leader.machine.state.round == 1
         assert told.leader.machine.state.ban_of(worker.host.peer_id, 2e9 - 3e8) is not None
         assert told.problems() == ()
+
+
+async def test_a_report_of_which_nothing_can_be_written_down_ends_the_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A full disk is not the fault of whoever reports, and nobody is to act on what is in no journal."""
+    monkeypatch.setattr(groups, "_GOODBYE_TIMEOUT", 0.2)
+    async with world() as told:
+
+        def full(entries: list[Entry]) -> None:
+            raise ConfigurationError("cannot write the journal: No space left on device")
+
+        monkeypatch.setattr(told.kept, "write", full)
+        worker, ended = await told.worker(), trio.Event()
+
+        async def lead() -> None:
+            with pytest.raises(ConfigurationError, match="No space left"):
+                await told.leader.run()
+            ended.set()
+
+        told.nursery.start_soon(lead)
+        await worker.come(told.host)
+        with trio.fail_after(20):
+            await ended.wait()
+        assert worker.order is None
+        assert worker.exchange.hello_of(told.host.peer_id) is not None
