@@ -301,6 +301,17 @@ class Keeper:
             self._progress.warn(
                 f"no checkpoint after round {job.figures['round']}: {exc}. The one before is whole"
             )
+            return
+        step = int(job.figures["step"])
+        # A journal that cannot be written ends the run: that is more than a checkpoint that is missing.
+        self._journal.append(CheckpointEntry(step=step, round=int(job.figures["round"])))
+        logger.info("checkpoint of step %d", step)
+        try:
+            await trio.to_thread.run_sync(
+                prune, self._directory.checkpoints, self._run.checkpoints.keep
+            )
+        except CheckpointError as exc:
+            self._progress.warn(str(exc))
 
     async def _revive_trainer(self) -> None:
         """Start the trainer again, where its process has ended in a call before."""
@@ -379,12 +390,6 @@ class Keeper:
             await trio.to_thread.run_sync(
                 lambda: draft.add_training(state, outer=outer, members=members)
             )
-        self._journal.append(CheckpointEntry(step=step, round=round_))
-        logger.info("checkpoint of step %d", step)
-        try:
-            await trio.to_thread.run_sync(prune, folder, self._run.checkpoints.keep)
-        except CheckpointError as exc:
-            self._progress.warn(str(exc))
 
     async def _fetch_members(self, round_number: int, seats: Collection[int]) -> dict[int, Path]:
         """Files of the members' optimisers, of those that save them in time."""

@@ -112,6 +112,7 @@ class Journal:
         self._stack = stack
         self._clock = clock
         self._is_open = True
+        self._failure = ""  # why it could not be written
         self._place = Place(len(found.recorded), bytes.fromhex(found.last))
         self.on_append: Callable[[Recorded], None] = lambda recorded: None
         """Is told of each entry that is appended from now on."""
@@ -193,8 +194,11 @@ class Journal:
         Raises:
             LocalProtocolError: the journal is closed, or it does not begin with the `RunEntry` of this leader, or that
                 comes a second time.
-            ConfigurationError: it cannot be written. Nothing of it is left, and the journal is closed.
+            ConfigurationError: it cannot be written. Nothing of it is left, and the journal is closed; whoever writes
+                to it all the same hears the same again.
         """
+        if self._failure:
+            raise ConfigurationError(self._failure)
         if not self._is_open:
             raise LocalProtocolError(f"the journal {self.path} is closed")
         if isinstance(entry, RunEntry) == bool(self.entries):
@@ -210,14 +214,15 @@ class Journal:
         try:
             _write(self._descriptor, line + b"\n", self._num_bytes)
         except OSError as exc:
+            self._failure = (
+                f"cannot write the journal {self.path}: {exc.strerror}. The run stands where it stood: make room, "
+                "and resume it"
+            )
             try:
                 os.ftruncate(self._descriptor, self._num_bytes)
             finally:
                 self.close()
-            raise ConfigurationError(
-                f"cannot write the journal {self.path}: {exc.strerror}. The run stands where it stood: make room, "
-                "and resume it"
-            ) from exc
+            raise ConfigurationError(self._failure) from exc
         self._num_bytes += len(line) + 1
         self._last = hashlib.sha256(line).hexdigest()
         self._place = Place(recorded.line, bytes.fromhex(self._last))

@@ -273,6 +273,9 @@ def test_a_full_disk_leaves_what_was_there(path: Path, monkeypatch: pytest.Monke
     with pytest.raises(ConfigurationError, match="No space left"):
         journal.append(EndEntry("again"))
     monkeypatch.undo()
+    # Whoever writes next is told why, too: which task it is that ends the run is chance.
+    with pytest.raises(ConfigurationError, match="No space left"):
+        journal.append(EndEntry("again"))
     assert path.read_bytes() == before
     with Journal.open(path, LEADER) as journal:
         assert len(journal.entries) == len(ENTRIES)

@@ -14,7 +14,7 @@ import torch
 import trio
 from trio.testing import MockClock
 
-from neurogrid.errors import CheckpointError
+from neurogrid.errors import CheckpointError, ConfigurationError
 from neurogrid.p2p.hosts.identity import Identity
 from neurogrid.training.averaging.parts import Layout
 from neurogrid.training.checkpoints import read_checkpoint
@@ -218,3 +218,26 @@ async def test_why_an_optimiser_is_in_no_checkpoint(make: Make, autojump_clock: 
     assert first.startswith("the optimiser of member 0 is not in the checkpoint of round 2, ")
     assert first.endswith(": it is lost")
     assert second.endswith(": it was not here within 2078 s")
+
+
+async def test_a_journal_that_cannot_be_written_is_no_checkpoint_that_is_missing(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = make()
+    keeper = told.keeper()
+
+    def full(entry: object) -> None:
+        raise ConfigurationError("cannot write the journal: No space left on device")
+
+    monkeypatch.setattr(told.journal, "append", full)
+    told.decide(2)
+    keeper.applied(told.outer, told.state, ())
+    with (
+        pytest.RaisesGroup(pytest.RaisesExc(ConfigurationError, match="cannot write the journal")),
+        trio.fail_after(30),
+    ):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(keeper.run)
+            await keeper.finish()
+            nursery.cancel_scope.cancel()
+    assert told.progress.warnings == []
