@@ -140,6 +140,7 @@ class Keeper:
         self.figures = figures
         self._jobs: list[_Job] = []
         self._last_figures: dict[str, float] = {}
+        self._last_round: int | None = None  # of the run, once that is known
         self._changed = RenewedEvent()
 
     @property
@@ -180,6 +181,8 @@ class Keeper:
         round_ = outer.round
         run = self._run_at(round_)
         is_last = state.phase is Phase.ENDED and 0 < round_ == state.round
+        if is_last:
+            self._last_round = round_
         is_checkpoint = is_last or (
             state.phase is Phase.TRAINING and round_ % run.checkpoints.every == 0
         )
@@ -258,6 +261,12 @@ class Keeper:
             )
         if path is None:
             raise CheckpointError("the run has ended, and no checkpoint could be written")
+        newest = read_checkpoint(path).state.get("round")
+        if self._last_round not in (None, newest):
+            raise CheckpointError(
+                f"the run has ended, and the checkpoint of its last round, {self._last_round}, could not be written: make "
+                f"room, and --resume trains again what came after round {newest}"
+            )
         return path
 
     async def run(self) -> None:

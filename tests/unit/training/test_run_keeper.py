@@ -241,3 +241,26 @@ async def test_a_journal_that_cannot_be_written_is_no_checkpoint_that_is_missing
             await keeper.finish()
             nursery.cancel_scope.cancel()
     assert told.progress.warnings == []
+
+
+async def test_an_older_checkpoint_is_not_given_for_the_last_one(make: Make) -> None:
+    told = make()
+    keeper = told.keeper()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(keeper.run)
+        told.decide(2)
+        keeper.applied(told.outer, told.state, ())
+        await keeper.finish()
+
+        async def full(directory: Path) -> None:
+            raise CheckpointError("No space left on device")
+
+        keeper._trainer.save = full  # type: ignore[method-assign]
+        told.decide(3, Phase.ENDED)
+        keeper.applied(told.outer, told.state, ())
+        with pytest.raises(CheckpointError, match=r"its last round, 3, .* after round 2$"):
+            await keeper.finish()
+        nursery.cancel_scope.cancel()
+    assert told.progress.warnings == [
+        "no checkpoint after round 3: No space left on device. The one before is whole"
+    ]
