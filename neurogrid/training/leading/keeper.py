@@ -6,7 +6,6 @@ wait only for a keeper that is a few of them behind.
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 import time
@@ -19,7 +18,7 @@ from typing import Final, Protocol
 import trio
 from torch import Tensor
 
-from neurogrid.errors import CheckpointError, ConfigurationError, NeuroGridError
+from neurogrid.errors import CheckpointError, NeuroGridError
 from neurogrid.renewed_event import RenewedEvent
 from neurogrid.training.checkpoints import (
     latest_checkpoint,
@@ -264,7 +263,7 @@ class Keeper:
         newest = read_checkpoint(path).state.get("round")
         if self._last_round not in (None, newest):
             raise CheckpointError(
-                f"the run has ended, and the checkpoint of its last round, {self._last_round}, could not be written: make "
+                f"the run has ended, and the checkpoint of its last round, {self._last_round}, was not written: make "
                 f"room, and --resume trains again what came after round {newest}"
             )
         return path
@@ -291,7 +290,7 @@ class Keeper:
                 is_late = not job.is_new and _EVAL_LOSS in job.figures
         if job.is_new or is_late:
             figures = job.figures if job.is_new else _only_evaluated(job.figures)
-            await trio.to_thread.run_sync(self._write_figures, dict(figures))
+            await trio.to_thread.run_sync(self._directory.add_figures, dict(figures))
             self._progress.metrics(figures)
         if job.is_checkpoint:
             with self._traced(job, "training.checkpoint"):
@@ -374,16 +373,6 @@ class Keeper:
             FileRange(await self._slices.fetch(info, _SLICE_TIMEOUT), 0, num_samples)
             for info, num_samples in held_out.samples
         ]
-
-    def _write_figures(self, figures: dict[str, float]) -> None:
-        path = self._directory.metrics
-        try:
-            with path.open("a", encoding="utf-8") as stream:
-                stream.write(json.dumps(figures) + "\n")
-        except OSError as exc:
-            raise ConfigurationError(
-                f"cannot write {path}: {exc.strerror}. Make room, and go on with --resume"
-            ) from exc
 
     async def _write_checkpoint(self, job: _Job) -> None:
         step, round_ = int(job.figures["step"]), int(job.figures["round"])

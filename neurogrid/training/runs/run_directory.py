@@ -195,6 +195,25 @@ class RunDirectory:
         # What precedes the first line break may be the end of a line, and what follows the last its beginning.
         return [each for line in lines[start > 0 : -1] if (each := _figures(line)) is not None]
 
+    def add_figures(self, figures: Figures) -> None:
+        """Write a line of the metrics.
+
+        Raises:
+            ConfigurationError: it cannot be written.
+        """
+        try:
+            with self.metrics.open("a+b") as stream:
+                # Part of a line may be left by a full disk, or a leader that was killed: it takes no whole one with it.
+                is_torn = stream.seek(0, os.SEEK_END) > 0
+                if is_torn:
+                    stream.seek(-1, os.SEEK_END)
+                    is_torn = stream.read(1) != b"\n"
+                stream.write(b"\n" * is_torn + json.dumps(figures).encode() + b"\n")
+        except OSError as exc:
+            raise ConfigurationError(
+                f"cannot write {self.metrics}: {exc.strerror}. Make room, and go on with --resume"
+            ) from exc
+
     def steps(self) -> list[int]:
         """The steps that there are checkpoints of, ascending."""
         found = (each.name.removeprefix("step-") for each in self.checkpoints.glob("step-*"))

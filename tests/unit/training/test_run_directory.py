@@ -74,6 +74,17 @@ def test_the_lines_that_are_whole_are_read(
     assert directory.figures() == lines[: data.count(b"\n")]
 
 
+@pytest.mark.parametrize("left", [b"", b'{"step": 1}\n', b'{"step": 1}\n{"ste'])
+def test_a_line_after_one_that_is_torn_is_whole(left: bytes, tmp_path: Path) -> None:
+    """By a disk that was full, and is not any more."""
+    directory = RunDirectory(tmp_path)
+    directory.metrics.write_bytes(left)
+    for step in (2, 3):
+        directory.add_figures({"step": step})
+    before = [{"step": 1}] if left else []
+    assert directory.figures() == [*before, {"step": 2}, {"step": 3}]
+
+
 def test_what_is_no_figure_is_left_out(tmp_path: Path) -> None:
     directory = RunDirectory(tmp_path)
     assert directory.figures() == []

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from neurogrid.errors import CheckpointError, ConfigurationError, NeuroGridError
+from neurogrid.errors import CheckpointError, NeuroGridError
 from neurogrid.model.files.config import build_config
 from neurogrid.model.files.foreign import quiet_transformers
 from neurogrid.training.checkpoints import (
@@ -96,18 +96,8 @@ class ChainKeeper:
             figures["seconds"] = round(self.seconds, 3)
             figures |= self.told.pop(int(figures["round"]), {})
             self._last = figures
-            await trio.to_thread.run_sync(self._write_figures, dict(figures))
+            await trio.to_thread.run_sync(self._directory.add_figures, dict(figures))
             self._progress.metrics(figures)
-
-    def _write_figures(self, figures: dict[str, float]) -> None:
-        path = self._directory.metrics
-        try:
-            with path.open("a", encoding="utf-8") as stream:
-                stream.write(json.dumps(figures) + "\n")
-        except OSError as exc:
-            raise ConfigurationError(
-                f"cannot write {path}: {exc.strerror}. Make room, and go on with --resume"
-            ) from exc
 
     async def write_checkpoint(self, kept: ChainState, state: RunState) -> None:
         """Make the state that is kept a checkpoint: a model that transformers opens, or an adapter of PEFT.
