@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -176,7 +177,8 @@ class RunDirectory:
     def figures(self) -> list[Figures]:
         """The last lines of the metrics, the newest last; none where there are none yet.
 
-        Lines that are no figures are left out: whoever writes may be in the middle of one.
+        Lines that are no figures are left out: whoever writes may be in the middle of one. So are those of rounds that
+        a run was resumed before, once it has lines of the rounds in their place.
 
         Raises:
             ConfigurationError: the file cannot be read.
@@ -193,7 +195,16 @@ class RunDirectory:
                 f"{self.metrics} cannot be read: {exc.strerror or exc}"
             ) from exc
         # What precedes the first line break may be the end of a line, and what follows the last its beginning.
-        return [each for line in lines[start > 0 : -1] if (each := _figures(line)) is not None]
+        found: list[Figures] = []
+        for line in lines[start > 0 : -1]:
+            if (each := _figures(line)) is None:
+                continue
+            number = each.get("round", math.inf)
+            if found and _round_of(found[-1]) > number:
+                while found and _round_of(found[-1]) >= number:
+                    found.pop()
+            found.append(each)
+        return found
 
     def add_figures(self, figures: Figures) -> None:
         """Write a line of the metrics.
@@ -266,6 +277,10 @@ def _read_text(path: Path, what: str) -> str:
     if text is None:
         raise ConfigurationError(f"{path} is no {what}: those have at most {MAX_BYTES} bytes")
     return text
+
+
+def _round_of(figures: Figures) -> float:
+    return figures.get("round", -math.inf)
 
 
 def _figures(line: bytes) -> Figures | None:

@@ -85,6 +85,20 @@ def test_a_line_after_one_that_is_torn_is_whole(left: bytes, tmp_path: Path) -> 
     assert directory.figures() == [*before, {"step": 2}, {"step": 3}]
 
 
+def test_lines_of_rounds_that_were_taken_back_are_left_out(tmp_path: Path) -> None:
+    """Tokens of a run rise: speeds are told by the difference of two lines."""
+    directory = RunDirectory(tmp_path)
+    # Round 3 has a line twice, since what is held out was looked at later; then it was resumed twice.
+    for number, seconds in ((1, 1), (2, 2), (3, 3), (3, 4), (2, 5), (3, 6), (1, 7), (2, 8), (2, 9)):
+        directory.add_figures({"round": number, "tokens": 10 * number, "seconds": seconds})
+    assert [(each["round"], each["seconds"]) for each in directory.figures()] == [
+        *((1, 7), (2, 8), (2, 9)),
+    ]
+    directory.add_figures({"step": 1})
+    directory.add_figures({"round": 1})
+    assert directory.figures()[-2:] == [{"step": 1}, {"round": 1}]
+
+
 def test_what_is_no_figure_is_left_out(tmp_path: Path) -> None:
     directory = RunDirectory(tmp_path)
     assert directory.figures() == []
