@@ -297,6 +297,19 @@ def test_how_far_a_run_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     }
 
 
+def test_what_was_checked_in_all_rounds_is_counted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of a long run, too: other rows look at its last rounds alone."""
+    (tmp_path / "run.toml").write_text(parse_run_file(LEAST, name="tiny.toml").text())
+    assert "checked" not in rows(tmp_path, capsys)
+    lines = [{"round": number, "checked": 2, "checked_held": 1} for number in range(20_000)]
+    file = tmp_path / "metrics.jsonl"
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    told = rows(tmp_path, capsys)
+    assert told["checked"] == "20,000 of 40,000 results that were computed again hold"
+
+
 def test_how_far_a_chain_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "run.toml").write_text(parse_run_file(CHAIN, name="tiny.toml").text())
     assert rows(tmp_path, capsys)["step"] == "none yet"

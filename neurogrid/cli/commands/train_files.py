@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -40,6 +40,7 @@ __all__ = [
 
 # Lines of metrics over which the speed is told.
 _NUM_TIMED: Final = 20
+_OF_CHECKS: Final = frozenset({"checked", "measured"})
 # Of what came of claims.
 _NUM_VERDICTS: Final = 8
 # In front of the name of a part of a mixture, in the name of its figure.
@@ -318,7 +319,7 @@ def _rows(directory: RunDirectory, *, now: float) -> Iterator[tuple[str, str]]:
     yield "stops", ", ".join(_goals(stop, last))
     yield from _changed(directory, run, changes)
     yield from _banned(directory, now)
-    yield from _checked(directory, lines)
+    yield from _checked(directory)
     steps = directory.steps()
     newest = directory.checkpoints / f"step-{steps[-1]}" if steps else None
     yield "checkpoint", f"{newest}, of {len(steps)}" if newest is not None else "none yet"
@@ -372,11 +373,12 @@ def _banned(directory: RunDirectory, now: float) -> Iterator[tuple[str, str]]:
             yield "banned", f"{entry.peer}{until}: {entry.reason}"
 
 
-def _checked(directory: RunDirectory, lines: Sequence[Figures]) -> Iterator[tuple[str, str]]:
+def _checked(directory: RunDirectory) -> Iterator[tuple[str, str]]:
     """What members computed again of what others claimed, and what came of it, as far as that was written down."""
     from neurogrid.training.runs.entries import EpochEntry
     from neurogrid.training.runs.journal import read_journal
 
+    lines = [each for each in directory.all_figures() if not each.keys().isdisjoint(_OF_CHECKS)]
     made = sum(each.get("checked", 0) for each in lines)
     if not made:
         return

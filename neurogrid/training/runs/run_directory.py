@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -205,6 +206,24 @@ class RunDirectory:
                     found.pop()
             found.append(each)
         return found
+
+    def all_figures(self) -> Iterator[Figures]:
+        """Each line of the metrics that is whole, oldest first, also those of rounds that were taken back.
+
+        Raises:
+            ConfigurationError: the file cannot be read.
+        """
+        try:
+            with self.metrics.open("rb") as stream:
+                for line in stream:
+                    if line.endswith(b"\n") and (each := _figures(line)) is not None:
+                        yield each
+        except FileNotFoundError:
+            return
+        except OSError as exc:
+            raise ConfigurationError(
+                f"{self.metrics} cannot be read: {exc.strerror or exc}"
+            ) from exc
 
     def add_figures(self, figures: Figures) -> None:
         """Write a line of the metrics.

@@ -139,7 +139,7 @@ class _Testnet:
             self.chaos,
             self.settings.lines,
             recorded,
-            self.directory.figures(),
+            tuple(self.directory.all_figures()),
             audit=found,
             began=self.began,
             over=over,

@@ -6,6 +6,7 @@ import json
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 from hypothesis import given
@@ -22,11 +23,13 @@ from neurogrid.training.runs.entries import (
     RoundEntry,
 )
 from neurogrid.training.runs.journal import Recorded
+from neurogrid.training.runs.run_directory import RunDirectory
 from neurogrid.training.runs.state import Phase
-from neurogrid.training.testnet import Chaos, ChaosReport, Lines, planned_kills
+from neurogrid.training.testnet import Chaos, ChaosReport, Lines, ProcessSettings, planned_kills
 from neurogrid.training.testnet.plan import LEADER, worker_name
 from neurogrid.training.testnet.report import Ended, Killed, report_of
 from neurogrid.training.testnet.seats import Seats
+from neurogrid.training.testnet.testnet import _Testnet
 from tests.unit.training.simulated_run import RUN, SIZES, Cluster, rules
 
 CHAOS = st.builds(
@@ -169,6 +172,18 @@ def test_a_run_whose_members_had_other_weights_is_not_sound() -> None:
     found = report(recorded_of(run_of_two()), [], other=1.0)
     assert not found.is_sound
     assert "4 digests told by members, 1 other than those of the leader" in "\n".join(found.rows())
+
+
+def test_digests_of_all_rounds_are_in_a_report(tmp_path: Path) -> None:
+    """Of a long run, too, whose first rounds nobody looks at any more."""
+    directory, none = RunDirectory(tmp_path), cast(Any, None)
+    lines = [{"round": 1, "weights_equal": 1, "weights_other": 1}]
+    lines += [{"round": number, "weights_equal": 2} for number in range(2, 20_001)]
+    directory.metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    settings = ProcessSettings(tmp_path / "run.toml", tmp_path)
+    testnet = _Testnet(settings, Chaos(7, 2), none, None, directory, print, None)
+    found = testnet.report("")
+    assert (found.weights_equal, found.weights_other) == (39_999, 1)
 
 
 def test_a_worker_that_is_killed_again_did_not_come_back_from_the_first_kill() -> None:
