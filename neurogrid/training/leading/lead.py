@@ -42,6 +42,7 @@ from neurogrid.training.leading.opening import (
     replay,
     rules_of,
     weights_of,
+    written_round,
 )
 from neurogrid.training.leading.progress import ProgressTee
 from neurogrid.training.leading.round_figures import RoundFigures
@@ -230,7 +231,8 @@ async def _lead(
             return ""
 
         lines = directory.figures()
-        figures.written(int(lines[-1].get("round", 0)) if lines else 0)
+        entries = (recorded.entry for recorded in journal.entries)
+        figures.written(written_round(lines, entries, state.round))
         keeper = Keeper(
             directory,
             run_id,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -21,11 +21,11 @@ from neurogrid.training.data.manifest import Manifest
 from neurogrid.training.leading.facts import draw_run_id
 from neurogrid.training.leading.round_figures import RoundFigures
 from neurogrid.training.leading.settings import LeaderSettings
-from neurogrid.training.runs.entries import ResumedEntry, RoundEntry, RunEntry
+from neurogrid.training.runs.entries import Entry, ResumedEntry, RoundEntry, RunEntry
 from neurogrid.training.runs.journal import Journal
 from neurogrid.training.runs.kept_run import kept_text, text_of_before
 from neurogrid.training.runs.machine import Rules
-from neurogrid.training.runs.run_directory import RunDirectory
+from neurogrid.training.runs.run_directory import Figures, RunDirectory
 from neurogrid.training.runs.run_file import RunFile
 from neurogrid.training.runs.state import RunState
 from neurogrid.training.trainer import free_memory
@@ -40,6 +40,7 @@ __all__ = [
     "replay",
     "rules_of",
     "weights_of",
+    "written_round",
 ]
 
 logger = logging.getLogger(__name__)
@@ -220,6 +221,22 @@ def replay(
         elif isinstance(entry, ResumedEntry):
             figures.resumed(entry.round)
     return state
+
+
+def written_round(figures: Sequence[Figures], entries: Iterable[Entry], last: int) -> int:
+    """The last round that has a line in the figures.
+
+    Args:
+        figures: lines of metrics.jsonl, oldest first.
+        entries: of the journal.
+        last: round of the journal.
+    """
+    written = int(figures[-1].get("round", 0)) if figures else 0
+    if written <= last:
+        return written
+    # Of rounds that were taken back: none that came in their place has a line yet.
+    resumed = [entry.round for entry in entries if isinstance(entry, ResumedEntry)]
+    return resumed[-1] if resumed else last
 
 
 def latest_of(directory: RunDirectory) -> RunCheckpoint | None:

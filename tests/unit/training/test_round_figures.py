@@ -5,6 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from neurogrid.training.leading.opening import written_round
 from neurogrid.training.leading.round_figures import RoundFigures
 from neurogrid.training.runs.entries import ResumedEntry, RoundEntry
 from neurogrid.training.runs.run_file import parse_run_file
@@ -62,6 +63,29 @@ def test_each_round_has_one_line_whatever_becomes_of_the_leader(events: list[str
     )
     if lines:
         assert lines[len(lines)]["tokens"] == 4 * cluster.state.num_used
+
+
+def test_lines_of_rounds_that_were_taken_back_are_none_of_those_in_their_place() -> None:
+    """A run that is resumed, and whose leader is killed before the next line: the members go on, and it finds them."""
+    cluster = Cluster(rules(max_samples=None))
+    cluster.join()
+    for _ in range(4):
+        cluster.average()
+    lines: list[dict[str, float]] = [{"round": number} for number in range(1, 5)]
+    assert written_round(lines, cluster.journal, cluster.state.round) == 4
+    assert written_round([], cluster.journal, cluster.state.round) == 0
+    cluster.restarted()
+    cluster.machine.resume(1)
+    cluster.note()
+    cluster.index, cluster.round = 0, 1
+    cluster.join("peer1")
+    cluster.average()
+    assert cluster.state.round == 2
+    written = written_round(lines, cluster.journal, cluster.state.round)
+    assert written == 1
+    assert [line["round"] for line in replayed(cluster, written).take(2)] == [2]
+    lines = [*lines[:1], {"round": 2}]
+    assert written_round(lines, cluster.journal, cluster.state.round) == 2
 
 
 def test_the_loss_is_of_what_was_told_since_the_round_before() -> None:
