@@ -45,6 +45,8 @@ __all__ = [
 
 logger = logging.getLogger(__name__)
 
+# Of a run: a number of the journal is a u64.
+_MAX_SAMPLES: Final = 2**64
 # Of this machine's memory, what all local workers together are told that there is.
 _LOCAL_MEMORY: Final = 0.8
 
@@ -74,7 +76,7 @@ def rules_of(run: RunFile, manifest: Manifest) -> Rules:
             f"[inner] schedule {inner.schedule!r} needs an end that is known beforehand: give [stop] tokens, steps, "
             'rounds or epochs beside hours, or take "constant"'
         )
-    return Rules(
+    rules = Rules(
         min_members=run.members.min,
         max_members=run.members.max,
         batch_samples=batch_samples,
@@ -84,6 +86,13 @@ def rules_of(run: RunFile, manifest: Manifest) -> Rules:
         max_samples=min(samples, default=None),
         max_rounds=min(rounds, default=None),
     )
+    if rules.num_samples(rules.max_members) >= _MAX_SAMPLES:
+        ends = (key for key in ("rounds", "steps", "epochs") if getattr(stop, key) is not None)
+        raise ConfigurationError(
+            f"[stop] {next(ends, 'tokens')} comes to more samples than a journal can count: give a smaller number; a "
+            'run without an end that is known has hours alone, and [inner] schedule "constant"'
+        )
+    return rules
 
 
 def cut_works(manifest: Manifest, num_samples: int) -> str:
