@@ -15,6 +15,7 @@ from neurogrid.training.leading.data import RunData, data_of
 from neurogrid.training.leading.model_numbers import ModelNumbers, model_numbers
 from neurogrid.training.leading.settings import LeaderProgress
 from neurogrid.training.runs.estimate import leader_bytes
+from neurogrid.training.runs.kept_run import check_kept
 from neurogrid.training.runs.run_directory import RunDirectory
 from neurogrid.training.runs.run_file import RunFile
 from neurogrid.training.runs.run_file.sections import CAUSAL_LM
@@ -32,6 +33,7 @@ async def first_data(
     Raises:
         ConfigurationError: the run cannot begin as it is.
     """
+    check_kept(run, directory)
     if run.checkpoints.dir:
         directory.place_checkpoints(run.place(run.checkpoints.dir))
     numbers = await trio.to_thread.run_sync(model_numbers, model, run.model.kind)

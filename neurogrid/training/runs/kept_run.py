@@ -13,11 +13,12 @@ from collections.abc import Iterator
 from neurogrid.errors import ConfigurationError
 from neurogrid.training.runs.run_directory import RunDirectory
 from neurogrid.training.runs.run_file import RunFile, parse_kept_run_file
+from neurogrid.training.runs.run_file.parsing import MAX_BYTES
 from neurogrid.training.runs.run_file.run_file import SECTIONS
 from neurogrid.training.runs.run_file.sections import EMBEDDED
 from neurogrid.training.runs.run_file.values import written
 
-__all__ = ["differing_keys", "kept_text", "text_of_before"]
+__all__ = ["check_kept", "differing_keys", "kept_text", "text_of_before"]
 
 # Of the keys that differ, as many as a line has room for.
 _MAX_TOLD = 4
@@ -38,6 +39,20 @@ def kept_text(run: RunFile, directory: RunDirectory) -> str:
     if config != EMBEDDED and os.path.lexists(run.place(config)):
         config = moved(config)
     return run.with_places(moved, config=config, folder=str(directory.path)).text()
+
+
+def check_kept(run: RunFile, directory: RunDirectory) -> None:
+    """Refuse a run file that nobody could read again as its run keeps it, though it can be read as it is.
+
+    Raises:
+        ConfigurationError: it is too long.
+    """
+    num_bytes = len(kept_text(run, directory).encode())
+    if num_bytes > MAX_BYTES:
+        raise ConfigurationError(
+            f"the run file has {num_bytes} bytes with every default, and with places as {directory.path} sees them: "
+            f"members and --resume read at most {MAX_BYTES}. Give shorter places, or fewer in [data] mixture"
+        )
 
 
 def text_of_before(run: RunFile, directory: RunDirectory, digest: bytes) -> str:

@@ -13,7 +13,9 @@ from neurogrid.errors import ConfigurationError
 from neurogrid.p2p.hosts.identity import Identity
 from neurogrid.p2p.transfer import BlobInfo, BytesSource
 from neurogrid.training.data.manifest import Manifest, SliceInfo
+from neurogrid.training.leading.model_data import first_data
 from neurogrid.training.leading.opening import begin_journal
+from neurogrid.training.leading.progress import QuietProgress
 from neurogrid.training.runs.entries import RunEntry
 from neurogrid.training.runs.journal import Journal
 from neurogrid.training.runs.kept_run import differing_keys, kept_text
@@ -95,6 +97,18 @@ def test_what_is_no_place_stays(project: Path) -> None:
         (project / "run.toml").write_text(text.format(config, path, kept_at))
         kept = parse_run_file(kept_text(read_run_file(project / "run.toml"), directory))
         assert (kept.model.config, kept.data.path, kept.checkpoints.dir) == (config, path, kept_at)
+
+
+async def test_a_run_file_that_nobody_could_read_again_begins_no_run(project: Path) -> None:
+    """Within the bounds as it is given, and beyond them with what it leaves out: members would refuse it."""
+    parts = [f'{{ path = "{number:02}{"x" * 210}", weight = 1 }}' for number in range(64)]
+    text = LEAST.replace('path = "data/"', f"mixture = [{', '.join(parts)}]")
+    (project / "run.toml").write_text(text)
+    directory = RunDirectory(project / "runs" / "run")
+    run = read_run_file(project / "run.toml")
+    with pytest.raises(ConfigurationError, match=r"read at most 16384\. Give shorter places"):
+        await first_data(run, directory, project / "model", QuietProgress())
+    assert not directory.data.exists()
 
 
 def test_a_home_is_a_place(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
