@@ -49,6 +49,8 @@ _SIGNATURE_CHARS: Final = len(_SIGNATURE) + 128 + 2
 _NOTHING: Final = "0" * 64
 # A round of 1,024 members with thousands of ranges each; what is longer is no line of ours.
 _MAX_LINE_BYTES: Final = 256 * 1024 * 1024
+# The year 10,000: no date can be told of what is later.
+_END_OF_TIME: Final = 253_402_300_800
 
 
 class JournalError(ConfigurationError):
@@ -298,6 +300,12 @@ def _body(recorded: Recorded, before: str) -> bytes:
     return json.dumps(said, separators=(",", ":")).encode()
 
 
+def _time(value: object) -> float:
+    if type(value) not in (int, float) or not 0 <= value < _END_OF_TIME:  # type: ignore[operator]
+        raise ValueError("time is no number of seconds since 1970")
+    return float(value)  # type: ignore[arg-type]
+
+
 def _write(descriptor: int, data: bytes, at: int) -> None:
     view = memoryview(data)
     while view:
@@ -332,7 +340,7 @@ def _read(path: Path, file: BinaryIO) -> _Found:
         try:
             said = json.loads(line)
             entry = entry_of(said["entry"])
-            recorded = Recorded(number, float(said["time"]), entry)
+            recorded = Recorded(number, _time(said["time"]), entry)
             if isinstance(entry, RunEntry) != (number == 1):
                 raise ValueError("a journal begins with its run, and has no other")
             follows = (said["line"], said["before"]) == (number, found.last)
@@ -567,7 +575,7 @@ class JournalCopy:
         try:
             said = json.loads(line)
             entry = entry_of(said["entry"])
-            recorded = Recorded(number, float(said["time"]), entry)
+            recorded = Recorded(number, _time(said["time"]), entry)
             follows = (said["line"], said["before"]) == (number, found.last)
             if isinstance(entry, RunEntry) != (number == 1):
                 raise ValueError("a journal begins with its run, and has no other")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from pathlib import Path
 
@@ -279,6 +280,16 @@ def test_a_full_disk_leaves_what_was_there(path: Path, monkeypatch: pytest.Monke
     assert path.read_bytes() == before
     with Journal.open(path, LEADER) as journal:
         assert len(journal.entries) == len(ENTRIES)
+
+
+@pytest.mark.parametrize("time", [math.inf, math.nan, 1e300, -1.0])
+def test_a_time_that_is_none_is_refused(tmp_path: Path, time: float) -> None:
+    """Its leader has signed it: whoever judges the journal is told so, and does not fail by it."""
+    path = tmp_path / "journal"
+    with Journal.open(path, LEADER, clock=lambda: time) as journal:
+        journal.append(RUN)
+    with pytest.raises(JournalError, match="line 1: no entry of a journal: time is no number"):
+        read_journal(path)
 
 
 def test_what_is_no_journal(tmp_path: Path) -> None:
