@@ -234,7 +234,7 @@ class RunEntry(Entry):
 
     @classmethod
     def read(cls, fields: _Fields) -> RunEntry:
-        return cls(
+        entry = cls(
             fields.binary("run", _RUN_ID),
             fields.text("leader"),
             fields.binary("run_file", _DIGEST),
@@ -242,6 +242,9 @@ class RunEntry(Entry):
             tuple(_number("slices", size, 1) for size in fields.array("slices")),
             fields.number("seed"),
         )
+        if not entry.slices:
+            raise ValueError("slices are none: a run has data")
+        return entry
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -280,6 +281,14 @@ def test_a_full_disk_leaves_what_was_there(path: Path, monkeypatch: pytest.Monke
     assert path.read_bytes() == before
     with Journal.open(path, LEADER) as journal:
         assert len(journal.entries) == len(ENTRIES)
+
+
+def test_a_run_without_data_is_none(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    with Journal.open(path, LEADER) as journal:
+        journal.append(replace(RUN, slices=()))
+    with pytest.raises(JournalError, match="line 1: no entry of a journal: slices are none"):
+        read_journal(path)
 
 
 @pytest.mark.parametrize("time", [math.inf, math.nan, 1e300, -1.0])
