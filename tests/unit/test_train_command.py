@@ -31,10 +31,12 @@ from neurogrid.hub.names import ModelName
 from neurogrid.model.embedded import embedded_model_path
 from neurogrid.p2p.hosts.identity import Identity
 from neurogrid.p2p.trust import DirectoryInUseError
+from neurogrid.training.data.manifest import Manifest, SliceInfo
 from neurogrid.training.leading.model_numbers import model_numbers
+from neurogrid.training.leading.opening import rules_of
 from neurogrid.training.runs.entries import ChangedEntry, EndEntry, ResumedEntry, StoppingEntry
 from neurogrid.training.runs.journal import Journal
-from neurogrid.training.runs.run_directory import RunDirectory
+from neurogrid.training.runs.run_directory import RunDirectory, read_run_file
 from neurogrid.training.runs.run_file import parse_run_file
 from neurogrid.training.runs.state import Phase
 from tests.unit.forked import Forked
@@ -451,6 +453,24 @@ def test_check_prints_a_run_file_and_what_it_takes(tmp_path: Path) -> None:
     assert "# time         a round takes 6.8 s computing, and 0.3 s exchanging\n" in told
     assert "# measured     a round took 30.0 s in runs/run\n" in told
     assert "300 tokens a second, of all members" in told
+
+
+def test_check_takes_samples_as_they_are_prepared(tmp_path: Path) -> None:
+    """Longer than a batch by the run file: that has one of them then, as in the run itself."""
+    text = f"{LEAST}[inner]\nbatch_tokens = 64\n".replace(
+        'path = "data/"', 'path = "data/"\nsequence_length = 32'
+    )
+    (tmp_path / "run.toml").write_text(text)
+    (tmp_path / "data").mkdir()
+    slices = (SliceInfo(bytes(32), 8, 8 * 4 * 128 + 8),)
+    manifest = Manifest("text", slices, sequence_length=128, vocab_size=500)
+    (tmp_path / "data" / "manifest.json").write_bytes(manifest.encode())
+    done = command("check", "run.toml", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "# a round      5 steps of 1 samples (128 tokens) for each member, 10 " in done.stdout
+    run = read_run_file(tmp_path / "run.toml")
+    assert parse_run_file(done.stdout) == run
+    assert rules_of(run, manifest).batch_samples == 1
 
 
 CHAIN = f"{LEAST}[layout]\nstages = 2\n"

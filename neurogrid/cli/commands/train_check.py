@@ -184,7 +184,10 @@ def _prepared(run: RunFile, model: Path, numbers: ModelNumbers) -> tuple[RunFile
         raise ConfigurationError(f"{file}: {exc}") from exc
     check_model(run, model, numbers, manifest)
     if run.model.kind == "causal-lm":
-        run = replace(run, data=replace(run.data, sequence_length=manifest.sequence_length))
+        length = manifest.sequence_length
+        # A batch has a sample at least, be that longer than what the run file says.
+        inner = replace(run.inner, batch_tokens=max(run.inner.batch_tokens, length))
+        run = replace(run, inner=inner, data=replace(run.data, sequence_length=length))
     return run, manifest.num_samples
 
 
