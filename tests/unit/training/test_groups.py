@@ -14,7 +14,12 @@ import trio
 import trio.testing
 from torch import Tensor
 
-from neurogrid.errors import ConfigurationError, LocalProtocolError, PeerRefusedError
+from neurogrid.errors import (
+    ConfigurationError,
+    LocalProtocolError,
+    PeerRefusedError,
+    TransportError,
+)
 from neurogrid.p2p.hosts.identity import Identity
 from neurogrid.p2p.memory import Link, MemoryHost, MemoryNetwork, open_memory_network
 from neurogrid.training.averaging.groups import (
@@ -644,3 +649,15 @@ async def test_a_newcomer_has_the_whole_state_although_rounds_go_on() -> None:
         assert torch.equal(state.vectors[0], torch.full((SIZE,), float(state.round)))
         following = await newcomer.group.next_outcome(timeout=TIMEOUT)
         assert following.round == state.round + 1
+
+
+async def test_a_loss_after_the_end_of_a_group_is_nobodys_to_answer() -> None:
+    """Its tasks end before its streams do, whose host goes on."""
+    async with a_group(1) as peers, peers.network.open_host() as host:
+        founder = peers.all[0].host
+        with trio.CancelScope() as scope:
+            async with open_group(host, LAYOUT, join=list(founder.addresses)) as group:
+                scope.cancel()
+                await trio.sleep_forever()
+        assert founder.peer_id in group.members
+        group._lose(founder.peer_id, TransportError("it is gone"))

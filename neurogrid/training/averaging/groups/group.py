@@ -184,6 +184,8 @@ class Group:
         self._states = States(exchange, self._reductions, is_of_group=self._is_of_group)
         self._may_deliver = trio.Event()
         self._may_deliver.set()
+        # Its tasks have ended, or are about to: what comes from now on is nobody's to answer.
+        self._is_over = False
         exchange.on_message(TrainingMessage.JOIN, self._take_join)
         exchange.on_peer_lost(self._lose)
 
@@ -490,11 +492,13 @@ class Group:
         assert isinstance(message.msg_type, TrainingMessage)
         assert message.from_peer is not None
         payload = KINDS[message.msg_type].decode(message.data)
+        if self._is_over:
+            return
         self._machine.receive(message.from_peer, payload, trio.current_time())
         self._act()
 
     def _lose(self, peer_id: str, reason: NeuroGridError) -> None:
-        if self._is_of_group(peer_id):
+        if self._is_of_group(peer_id) and not self._is_over:
             logger.info("lost %s: %s", peer_id, reason)
             self._machine.peer_lost(peer_id, trio.current_time())
             self._act()
@@ -878,6 +882,10 @@ class Group:
                 await self._changed.wait()
             await self._messenger.flush()
 
+    def end(self) -> None:
+        """Do nothing more, whatever comes: its streams end after its tasks do."""
+        self._is_over = True
+
     def let_go(self) -> None:
         """Have nothing more of vectors: the host, which may go on for long, knows a group that has ended, too."""
         self._vector = None
@@ -999,6 +1007,7 @@ async def open_group(
             else:
                 await group.leave()
             finally:
+                group.end()
                 nursery.cancel_scope.cancel()
 
 
