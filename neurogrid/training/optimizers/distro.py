@@ -195,7 +195,7 @@ class Distro:
         return self._momentum - self._decoded(self._dense([whole]))
 
     def mean(self, members: Sequence[Coefficients]) -> Tensor:
-        """The mean over what the members sent, added up in their order: float32 [n], of all coefficients.
+        """The mean over what the members sent, added up in their order: float32 [n], of all coefficients, and finite.
 
         Raises:
             ValueError: nobody, or coefficients that this configuration does not send.
@@ -205,7 +205,11 @@ class Distro:
             raise ValueError("a mean over nobody")
         for coefficients in members:
             self.check(coefficients)
-        return self._dense(members).div_(len(members))
+        mean = self._dense(members).div_(len(members))
+        if bool(torch.isfinite(mean).all()):
+            return mean
+        # Two members suffice for a sum that float32 has not: what nobody could apply, would be the end of all.
+        return self._dense(members, torch.float64).div_(len(members)).float()
 
     @torch.no_grad()
     def commit(self, mean: Tensor) -> None:
@@ -338,12 +342,12 @@ class Distro:
             raise ValueError("nothing is under way: encode a gradient first")
         return self._sent
 
-    def _dense(self, members: Sequence[Coefficients]) -> Tensor:
-        """The sum over members, of all coefficients: float32 [n]."""
-        total = torch.zeros_like(self.theta)
+    def _dense(self, members: Sequence[Coefficients], dtype: torch.dtype = torch.float32) -> Tensor:
+        """The sum over members, of all coefficients: [n]."""
+        total = torch.zeros_like(self.theta, dtype=dtype)
         for coefficients in members:
             # Each position once a member, so the order of additions is that of the members.
-            total[coefficients.positions] += coefficients.values
+            total[coefficients.positions] += coefficients.values.to(dtype)
         return total
 
     def _decoded(self, dense: Tensor) -> Tensor:

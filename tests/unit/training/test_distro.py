@@ -240,6 +240,21 @@ def test_what_nobody_encodes_is_refused(
         member.mean([good, bad])
 
 
+def test_a_mean_of_finite_values_is_finite() -> None:
+    """Two members that agree on more than float32 has would end it for all."""
+    member, most = make(one_bit=False), torch.finfo(torch.float32).max
+    good = member.encode(random(1), 0.5)
+    member.roll_back()
+    huge = Coefficients(good.positions, torch.full_like(good.values, most))
+    less = Coefficients(good.positions, torch.full_like(good.values, -most))
+    for sent, value in (([huge, huge], most), ([huge, huge, less], most / 3), ([huge] * 3, most)):
+        mean = member.mean(sent)
+        assert torch.allclose(mean[good.positions], torch.full_like(good.values, value))
+        member.apply(mean, 0.1)
+    member.take_back([huge, less, huge], [huge, huge], 0.1)
+    assert bool(torch.isfinite(member.theta).all())
+
+
 def test_steps_out_of_order_are_refused() -> None:
     member = make()
     with pytest.raises(ValueError, match="nothing is under way"):
