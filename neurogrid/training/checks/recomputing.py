@@ -246,6 +246,9 @@ def audit(
     )
     own.load_own([material.before])
     found = own.encode(gradient, lr)
+    if not bool(torch.isfinite(found.values).all()):
+        # Nor has an honest one gone on from so much: it could not have written what came of it.
+        return Audited(Finding(claim.digest(), _NOTHING, _NOTHING, _NOTHING, MAX_EXCESS), False)
     (kept,), sent = own.own_vectors(), own.remaining()
     kept_id, sent_id, found_id = vector_id(kept), vector_id(sent), result_id(pack(found))
     is_equal = (kept_id, sent_id, found_id) == (claim.kept, claim.sent, claim.result)

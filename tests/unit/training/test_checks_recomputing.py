@@ -298,6 +298,25 @@ def test_a_momentum_that_is_not_finite_is_found() -> None:
     assert looked_at(lying, own_of(member)).finding.accuses
 
 
+def test_a_momentum_from_which_nobody_could_go_on_is_found() -> None:
+    """Finite, and so large that its frequencies are not: a result of it can be written by nobody, nor an auditor."""
+    values = replace(SETTINGS, is_one_bit=False)
+    member = Member(values)
+    made = member.make()
+    before = torch.full_like(made.material.before, 3e38)
+    lying = changed(made, before=vector_id(before))
+
+    def pack(coefficients: Coefficients) -> bytes:
+        if not bool(torch.isfinite(coefficients.values).all()):
+            raise ValueError("a value is infinite or no number")
+        return pack_plainly(coefficients)
+
+    found = audit(
+        lying, made.coefficients, Material(before), own_of(member), LR, values, Band(), is_agreed=True, pack=pack
+    )  # fmt: skip
+    assert found.finding.accuses
+
+
 def test_what_was_fetched_is_checked() -> None:
     member = Member()
     made = member.make()
