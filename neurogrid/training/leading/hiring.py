@@ -14,7 +14,12 @@ from typing import Final
 
 import trio
 
-from neurogrid.errors import NeuroGridError, PeerRefusedError, TransportError
+from neurogrid.errors import (
+    NeuroGridError,
+    PeerRefusedError,
+    TooLargeForPeerError,
+    TransportError,
+)
 from neurogrid.p2p.exchange.exchange import Exchange, new_request_id
 from neurogrid.p2p.wire import ErrorCode, MessageCode, TensorMessage
 from neurogrid.training.runs.resources import Bid, LeaseBook, Need, Resources, lacking
@@ -139,8 +144,12 @@ class Hiring:
 
     async def tell(self, peer_id: str, code: MessageCode, data: bytes) -> None:
         """Send a message that will come again, or need not: one that cannot be sent is dropped."""
-        with trio.move_on_after(10 * HEARTBEAT), suppress(TransportError):
-            await self._exchange.send(peer_id, TensorMessage(code, data=data))
+        try:
+            with trio.move_on_after(10 * HEARTBEAT), suppress(TransportError):
+                await self._exchange.send(peer_id, TensorMessage(code, data=data))
+        except TooLargeForPeerError as exc:
+            # How much a peer takes is its own word: what it does not take, ends nothing here.
+            logger.info("not told: %s", exc)
 
     async def _request(
         self, peer_id: str, code: MessageCode, data: bytes, answer: MessageCode

@@ -1,18 +1,26 @@
-"""The leases that a leader keeps: whoever is silent, or answers late, costs no other member its lease."""
+"""What a leader says to workers, and the leases that it keeps: what one does, or does not, costs no other anything."""
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import trio
 from trio.testing import MockClock
 
-from neurogrid.errors import PeerRefusedError, ResponseTimeout
+from neurogrid.errors import (
+    LocalProtocolError,
+    NeuroGridError,
+    PeerRefusedError,
+    PeerUnreachableError,
+    ResponseTimeout,
+    TooLargeForPeerError,
+)
 from neurogrid.p2p.wire import ErrorCode, TensorMessage
 from neurogrid.training.leading.hiring import Hiring
 from neurogrid.training.runs.resources import LEASE_SECONDS
-from neurogrid.training.wire.runs import Renew, Renewed
+from neurogrid.training.wire.runs import Renew, Renewed, RunMessage
 
 RUN = bytes(16)
 
@@ -89,3 +97,27 @@ async def test_a_refusal_of_a_lease_that_is_over_ends_no_other(
         assert lost == ["slow"]
         assert hiring.book.number("slow", trio.current_time()) == 2
         nursery.cancel_scope.cancel()
+
+
+def _failing(error: NeuroGridError) -> Hiring:
+    """One whose exchange fails to send anything."""
+
+    async def send(peer_id: str, message: TensorMessage) -> None:
+        raise error
+
+    exchange: Any = SimpleNamespace(send=send)
+    return Hiring(exchange, RUN)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [TooLargeForPeerError("99,999 B are more than the 65,536 B"), PeerUnreachableError("gone")],
+)
+async def test_what_a_worker_does_not_take_ends_nothing(error: NeuroGridError) -> None:
+    """The most that it takes in one message a worker says itself: it may be less than an Epoch has."""
+    await _failing(error).tell("worker", RunMessage.EPOCH, bytes(99_999))
+
+
+async def test_what_nobody_could_be_sent_is_an_error() -> None:
+    with pytest.raises(LocalProtocolError):
+        await _failing(LocalProtocolError("no such field")).tell("worker", RunMessage.EPOCH, b"")
