@@ -9,7 +9,9 @@ import pytest
 import torch
 
 from neurogrid.errors import CheckpointError
+from neurogrid.training.data.blob_files import OfferedFiles
 from neurogrid.training.leading.witnessed.agreement import WeightAgreement, providers_of
+from neurogrid.training.leading.witnessed.common_weights import CommonWeights
 from neurogrid.training.runs.weight_pieces import (
     check_pieces,
     cut_pieces,
@@ -17,6 +19,7 @@ from neurogrid.training.runs.weight_pieces import (
     write_pieces,
 )
 from neurogrid.training.wire.runs import EpochReport
+from tests.unit.full_disk import full_disk
 
 
 @pytest.mark.parametrize("num_elements", [1, 4095, 4096, 4097, 65_536, 65_537, 200_000])
@@ -29,6 +32,19 @@ def test_pieces_are_the_whole_vector(num_elements: int, tmp_path: Path) -> None:
         read_piece(name, path, again)
     assert torch.equal(again, weights)
     assert len(files) <= 17
+
+
+async def test_a_full_disk_is_said_where_weights_are_offered(tmp_path: Path) -> None:
+    weights = CommonWeights(torch.ones(5000), 3, OfferedFiles(), tmp_path)
+    await weights.offer()
+    with (
+        full_disk(),
+        pytest.raises(CheckpointError, match=r"cannot be written for members: .*; make"),
+    ):
+        await weights.offer()
+    assert weights.names == weights.blobs == ()
+    await weights.offer()
+    assert len(weights.names) == len(weights.blobs) == 2
 
 
 def test_pieces_are_named_by_their_elements() -> None:

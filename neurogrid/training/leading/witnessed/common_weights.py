@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
@@ -57,12 +58,23 @@ class CommonWeights:
         return {"theta0": self.common.clone()}
 
     async def offer(self) -> None:
-        """Let members fetch the pieces of these weights, and no others any more."""
+        """Let members fetch the pieces of these weights, and no others any more.
+
+        Raises:
+            CheckpointError: they cannot be written. There are none then.
+        """
         self._withdraw()
         folder = self._directory / f"round-{self.round}"
-        files = await trio.to_thread.run_sync(write_pieces, self.common, folder)
-        self._files = list(files.values())
-        blobs = [await self._offered.offer(path) for path in self._files]
+        try:
+            files = await trio.to_thread.run_sync(write_pieces, self.common, folder)
+            self._files = list(files.values())
+            blobs = [await self._offered.offer(path) for path in self._files]
+        except OSError as exc:
+            self._withdraw()
+            shutil.rmtree(folder, ignore_errors=True)
+            raise CheckpointError(
+                f"{folder}: the weights cannot be written for members: {exc.strerror or exc}; make room there"
+            ) from exc
         self.names, self.blobs = tuple(files), tuple(blobs)
 
     async def fetch(
@@ -82,7 +94,8 @@ class CommonWeights:
             timeout: seconds for each piece.
 
         Raises:
-            CheckpointError: the pieces are not those weights. Nothing was taken over.
+            CheckpointError: the pieces are not those weights: nothing was taken over. Or these are here, and cannot be
+                offered to members.
             NeuroGridError: a piece is not to be had.
         """
         check_pieces(names, self.common.numel())
