@@ -286,7 +286,9 @@ class WitnessedMachine(RunMachine):
         works = []
         for seat, (_, num_batches) in parts_of(self.epoch_rules, after).works.items():
             wanted = num_batches * self.rules.batch_samples
-            num_samples = wanted if left is None else min(wanted, left)
+            # What a seat on trial is given counts as used by nobody: it is dealt also where nothing is left.
+            most = left if seat not in after.trial_seats else None
+            num_samples = wanted if most is None else min(wanted, most)
             work = self.state.deal(
                 seat,
                 num_samples,
@@ -294,8 +296,8 @@ class WitnessedMachine(RunMachine):
                 stride=1.0,
                 max_ranges=MAX_RANGES,  # what an Epoch can say, and a claim
             )
-            if left is not None:
-                left -= work.num_samples
+            if most is not None:
+                left = most - work.num_samples
             if work.weight:
                 works.append((seat, work))
         self._entries.append(DealtEntry(tuple(works)))

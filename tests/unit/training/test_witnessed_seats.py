@@ -43,6 +43,7 @@ from neurogrid.training.witnessed import (
     Pause,
     Resume,
     Stop,
+    Trial,
     Warm,
     Witnessed,
     WitnessProof,
@@ -164,6 +165,22 @@ def test_the_last_round_has_what_is_left(samples: int, rounds: int) -> None:
         run.make_round()
         assert (run.machine.state.num_used == samples) == (number == rounds - 1)
     assert run.machine.epoch.reason == f"{samples} samples were trained on"
+    run.cool_down()
+    assert run.machine.epoch.phase is EpochPhase.FINISHED
+    run.check()
+
+
+def test_a_seat_on_trial_has_a_work_also_where_no_samples_are_left() -> None:
+    """Its batch is of no round: without samples it could commit to nothing, and all would wait for it in vain."""
+    run = Run(max_samples=sum(SIZES), batch=sum(SIZES) // 3)
+    run.tick(*(Joined(peer, 1) for peer in "abc"), Trial("d"), Joined("d", 1))
+    run.warm()
+    assert run.machine.epoch.trial_seats == (3,)
+    works = {each.seat: each for each in round_works(run.machine)}
+    assert works.keys() == parts_of(run.epochs, run.machine.epoch).works.keys() == {0, 1, 2, 3}
+    run.make_round()
+    assert run.machine.state.num_used == sum(SIZES)
+    assert run.machine.epoch.reason == f"{sum(SIZES)} samples were trained on"
     run.cool_down()
     assert run.machine.epoch.phase is EpochPhase.FINISHED
     run.check()
