@@ -14,8 +14,12 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from statistics import median
+from typing import Final
 
-__all__ = ["Figures", "Thresholds", "Watch", "Worth", "refusal"]
+__all__ = ["LEAST_FIGURES", "Figures", "Thresholds", "Watch", "Worth", "refusal"]
+
+LEAST_FIGURES: Final = 3
+"""Figures of a round, below which nobody can be told apart."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +111,7 @@ class Watch:
     def add(self, figures: Mapping[int, float]) -> None:
         """The figures of a round by seat; the lower, the odder. What is no number is as low as can be."""
         finite = {seat: -math.inf if math.isnan(each) else each for seat, each in figures.items()}
-        if len(finite) < 3:
+        if len(finite) < LEAST_FIGURES:
             return
         middle = median(finite.values())
         spread = median(abs(each - middle) for each in finite.values() if math.isfinite(each))

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from neurogrid.training.checks import audits_of, cosines_of, figures_of
-from neurogrid.training.leading.witnessed.suspicion import Suspicion
+from neurogrid.training.leading.witnessed.suspicion import StandingOut, Suspicion
 from neurogrid.training.optimizers import Coefficients
 
 HONEST = {0: 0.3, 1: 0.32, 2: 0.28, 3: 0.31}
@@ -29,6 +29,16 @@ def test_who_stands_out_for_some_rounds_is_watched() -> None:
     assert told(2).watched([0, 1, 2, 3, 9]) == ()
     assert told(4).watched([0, 1, 2, 3, 9]) == (9,)
     assert told(4).watched([0, 1, 2]) == ()
+
+
+def test_rounds_in_which_nobody_can_be_told_apart_are_none_over_which_a_seat_is_seen() -> None:
+    found = StandingOut()
+    for _ in range(5):
+        found.add({8: 0.3, 9: -0.2})
+    for number in range(3):
+        assert found.watched([*HONEST, 9]) == ()
+        found.add({**HONEST, 9: -0.2})
+        assert (found.watched([*HONEST, 9]) == (9,)) == (number == 2)
 
 
 def test_one_that_lies_changes_nothing() -> None:

@@ -15,6 +15,7 @@ from statistics import median
 from typing import Final
 
 from neurogrid.training.checks import Watch
+from neurogrid.training.checks.plausibility import LEAST_FIGURES
 
 __all__ = ["StandingOut", "Suspicion"]
 
@@ -37,7 +38,7 @@ class StandingOut:
     def add(self, figures: Mapping[int, float]) -> None:
         """The figures of a round, by seat; of fewer than three nothing comes."""
         self._watch.add(figures)
-        for seat in figures:
+        for seat in figures if len(figures) >= LEAST_FIGURES else ():
             self._num_rounds[seat] = self._num_rounds.get(seat, 0) + 1
 
     def watched(self, seats: Collection[int]) -> tuple[int, ...]:
