@@ -8,9 +8,11 @@ Source: protocol_spec/training/witnessed.md, "The journal".
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 from neurogrid.errors import ConfigurationError, RemoteProtocolError
+from neurogrid.training.checks.claims import Claim
+from neurogrid.training.checks.evidence import Evidence, Finding
 from neurogrid.training.checks.verdicts import open_proof, open_verdict
 from neurogrid.training.runs.entries import Entry, EpochEntry, JoinedEntry, ResumedEntry
 from neurogrid.training.runs.run_file import RunFile
@@ -84,10 +86,10 @@ def _check_by_seats(run_id: bytes, seats: dict[int, str], event: Event) -> None:
         case Witnessed(proof, signature) if proof.seat in seats:
             what = f"what seat {proof.seat} says in round {proof.round}"
             check_signature(seats[proof.seat], signature, proof.signed_bytes(run_id), what)
-        case Eject(_, evidence, peer) if evidence and peer:
-            _check_named(evidence, peer)
+        case Eject(seat, evidence, peer) if peer or seat in seats:
+            _check_named(run_id, evidence, peer or seats[seat], lambda claim: set(seats.values()))
         case Refused(peer, _, evidence) if evidence:
-            _check_named(evidence, peer)
+            _check_named(run_id, evidence, peer, lambda claim: set(seats.values()))
         case Admitted(peer, evidence):
             claim, findings = open_proof(evidence, peer)
             if claim.run != run_id or seats.get(claim.seat) != peer:
@@ -116,10 +118,13 @@ def _check(
             _check_signed(before, said.seat, signature, said.signed_bytes(run_id))
         case Witnessed(proof, signature) if before.member(proof.seat) is not None:
             _check_signed(before, proof.seat, signature, proof.signed_bytes(run_id))
-        case Eject(_, evidence, peer) if evidence:
-            _check_named(evidence, peer)
+        case Eject(seat, evidence, peer):
+            member = before.member(seat)
+            if peer or member is not None:
+                named = peer or (member.peer if member is not None else "")
+                _check_named(run_id, evidence, named, lambda claim: _seats_of(rounds, claim)[1])
         case Refused(peer, _, evidence) if evidence:
-            _check_named(evidence, peer)
+            _check_named(run_id, evidence, peer, lambda claim: _seats_of(rounds, claim)[1])
         case Admitted(peer, evidence):
             _check_admitted(run_id, rounds, peer, evidence)
 
@@ -130,10 +135,42 @@ def _check_signed(state: EpochState, seat: int, signature: bytes, data: bytes) -
     check_signature(member.peer, signature, data, f"what seat {seat} says in round {state.round}")
 
 
-def _check_named(evidence: bytes, peer: str) -> None:
+def _seats_of(rounds: dict[tuple[int, int], _Seats], claim: Claim) -> _Seats:
+    return rounds.get((claim.round >> 32, claim.round & 0xFFFFFFFF), ({}, set()))
+
+
+def _check_named(
+    run_id: bytes, evidence: bytes, peer: str, judges: Callable[[Claim], set[str]]
+) -> None:
+    """See that a peer is put out by what others have signed.
+
+    Args:
+        judges: peers that may have judged a claim.
+    """
+    if not evidence:
+        raise ValueError(f"{peer} is put out, and there is no evidence")
     found, findings = open_verdict(evidence)
-    if peer not in {found.accused, found.accuser, *findings}:
-        raise ValueError(f"{peer} is put out by evidence that does not name it")
+    if found.claim.run != run_id:
+        raise ValueError(f"{peer} is put out by evidence of another run")
+    said = set(findings) if found.finding is None else {found.accuser, *findings}
+    if strangers := said - judges(found.claim):
+        raise ValueError(f"{peer} is put out by {min(strangers)}, who was no member that counted")
+    if peer not in _named_by(found, findings):
+        raise ValueError(f"{peer} is put out by evidence that is not against it")
+
+
+def _named_by(evidence: Evidence, findings: Mapping[str, Finding]) -> set[str]:
+    """Whom evidence can be against: of a result that is for what more have found, and never for the word of one."""
+    if evidence.finding is None:
+        return {evidence.accused}
+    said = {**findings, evidence.accuser: evidence.finding}
+    num_hold = sum(each.holds for each in said.values())
+    num_confirm = len(said) - num_hold
+    if max(num_hold, num_confirm) < 2 or num_hold == num_confirm:
+        return set()
+    if num_confirm > num_hold:
+        return {evidence.accused, *(peer for peer, each in said.items() if each.holds)}
+    return {peer for peer, each in said.items() if each.accuses}
 
 
 def _check_admitted(
@@ -143,8 +180,7 @@ def _check_admitted(
     evidence: bytes,
 ) -> None:
     claim, findings = open_proof(evidence, peer)
-    key = claim.round >> 32, claim.round & 0xFFFFFFFF
-    seats, counted = rounds.get(key, ({}, set()))
+    seats, counted = _seats_of(rounds, claim)
     if claim.run != run_id or seats.get(claim.seat) != peer:
         raise ValueError(f"{peer} is admitted by a claim that is none of this run")
     if strangers := findings.keys() - counted:

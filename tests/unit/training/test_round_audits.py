@@ -23,6 +23,8 @@ from neurogrid.training.checks import (
     open_proof,
     open_verdict,
     pack_conflict,
+    pack_evidence,
+    pack_verdict,
     sign_claim,
     sign_finding,
 )
@@ -30,7 +32,7 @@ from neurogrid.training.joining import Invitation
 from neurogrid.training.leading.witnessed.audits import RoundAudits
 from neurogrid.training.leading.witnessed.epoch_messages import round_works
 from neurogrid.training.leading.witnessed.trials import Trials
-from neurogrid.training.runs.entries import Entry, EpochEntry, RunEntry
+from neurogrid.training.runs.entries import Entry, EpochEntry, JoinedEntry, RunEntry
 from neurogrid.training.runs.machine import Rules
 from neurogrid.training.runs.run_file import ChecksSection
 from neurogrid.training.runs.signatures import sign
@@ -58,6 +60,7 @@ from neurogrid.training.witnessed import (
     Warm,
     Witnessed,
     WitnessProof,
+    event_json,
 )
 
 RUN, START = bytes(range(16)), bytes(32)
@@ -380,6 +383,49 @@ def test_what_results_are_worth_is_drawn_heard_and_shown() -> None:
     assert run.audits.watched == (3,)
     assert run.audits.take_counts()["measured"] == 30
     assert run.audits.look(run.now) == []  # nobody is accused by it
+
+
+# What a journal shows
+
+
+def test_nobody_is_put_out_by_evidence_that_is_none_against_it() -> None:
+    """A leader's word alone puts nobody out: neither beside evidence of another run, nor beside that against others."""
+    run = audited()
+    run.make_round()
+    about, by = next(each for each in run.drawn() if each[0] == 0)
+    run.audits.take_finding(run.finding(about, by, "accuses"), run.peer(by), run.now)
+    run.judge(lambda about, by: "holds" if by == 1 else "accuses")
+    first, second = (each for each in run.happened if isinstance(each, Eject))
+    assert (first.seat, second.seat) == (0, 1)
+    assert told(run, first) == told(run, second) == ""
+    for event in (
+        replace(first, peer=""), replace(first, evidence=b"", peer=run.peer(3)),
+        replace(first, seat=3, peer=run.peer(3)), replace(first, seat=by, peer=run.peer(by)),
+    ):  # fmt: skip
+        is_sound = event.seat == 0 and event.evidence != b""
+        assert (told(run, event) == "") == is_sound
+    assert "of another run" in told(run, first, bytes(16))
+    one, other = (run.claims[seat][0] for seat in (4, 5))
+    twice = [sign_claim(each, IDENTITIES[4]) for each in (one, replace(one, sent=other.sent))]
+    conflict = pack_verdict(pack_conflict(run.peer(4), *twice))
+    assert told(run, Eject(4, conflict, run.peer(4))) == told(run, Eject(4, conflict)) == ""
+    assert "not against it" in told(run, Eject(5, conflict))
+    # Of three the word of one is none, and strangers have no word.
+    evidence, _ = open_verdict(first.evidence)
+    signed = run.finding(0, by, "accuses")
+    alone = pack_evidence(evidence.accused, run.peer(by), signed.claim, signed.finding)
+    assert "not against it" in told(run, replace(first, evidence=pack_verdict(alone)))
+    strangers = [Identity.generate() for _ in range(3)]
+    found = Finding(evidence.claim.digest(), START, START, START, 5.0)
+    said = [(each.peer_id, sign_finding(found, each)) for each in strangers]
+    assert "no member" in told(run, replace(first, evidence=pack_verdict(alone, said)))
+
+
+def told(run: Audited, event: Event, run_id: bytes = RUN) -> str:
+    """What is wrong with a journal that has the members of a run, and this event."""
+    joined = [each for each in run.entries if isinstance(each, JoinedEntry)]
+    entry = EpochEntry(1.0, bytes(32), 0, (event_json(event),), bytes(32))
+    return fault_of_epochs(None, run_id, [*joined, entry])
 
 
 # Trials
