@@ -438,10 +438,11 @@ class Open(Audited):
         self.refused: list[tuple[str, str]] = []
         self.waits: list[float | None] = []
         self.happened = []
+        self.gone: set[str] = set()
         super().__init__(num=0)
         self.trials = Trials(
             RUN, LEADER.peer_id, 8, entries, self.machine, self.audits, self.called, self.warned.append,
-            self.warned.append, self.refuse,
+            self.warned.append, self.refuse, lambda peer: peer not in self.gone,
         )  # fmt: skip
         now = int(time.time())
         self.invitation = Invitation(RUN, LEADER.peer_id, 5, now - 9, now + 999).sign(LEADER)
@@ -527,6 +528,37 @@ def test_who_waited_is_on_trial_once_there_is_a_place(is_banned: bool) -> None:
     assert Trial(waiter) in run.look()
     assert waiter in run.machine.epoch.trials
     assert run.trials.takes(waiter, 1, b"") == [Joined(waiter, 1)]
+
+
+def test_who_waited_for_a_trial_and_is_gone_takes_no_place() -> None:
+    run = Open()
+    gone, waiter = (Identity.generate().peer_id for _ in range(2))
+    run.start(strangers=range(3, 8))
+    run.look()
+    for peer in (gone, waiter):
+        assert run.trials.takes(peer, 1, b"") == []
+    run.gone.add(gone)
+    run.tick(Left(0, Health.DROPPED))
+    run.look()
+    assert waiter in run.machine.epoch.trials
+    assert gone not in run.machine.epoch.trials
+    assert run.trials.takes(waiter, 1, b"") == [Joined(waiter, 1)]
+
+
+def test_who_is_gone_when_its_trial_begins_is_on_trial_nowhere() -> None:
+    run = Open()
+    gone = Identity.generate().peer_id
+    run.start(strangers=range(3, 8))
+    run.look()
+    assert run.trials.takes(gone, 1, b"") == []
+    run.tick(Left(0, Health.DROPPED))
+    events = run.trials.look()
+    assert Trial(gone) in events
+    run.gone.add(gone)  # before the machine has heard of it
+    events += run.trials.look()
+    run.take(events)
+    assert gone not in run.machine.epoch.trials
+    assert run.refused[-1][0] == gone
 
 
 def test_who_leaves_its_trial_is_refused_for_a_while() -> None:

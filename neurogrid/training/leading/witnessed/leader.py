@@ -205,6 +205,7 @@ class WitnessedLeader:
                 progress.say,
                 progress.warn,
                 self._refuse,
+                self._is_here,
             )
         # Peers that are refused for a while, with the time at which they may try again.
         self._refused: dict[str, float] = {}

@@ -77,6 +77,7 @@ class Trials:
         called: what people call the peer.
         say, warn: tell people something.
         refuse: a peer takes no part, for this reason, for so many seconds or for good.
+        is_here: whether a peer is connected, and not silent.
     """
 
     def __init__(
@@ -91,10 +92,11 @@ class Trials:
         say: Callable[[str], None],
         warn: Callable[[str], None],
         refuse: Callable[[str, str, float | None], None],
+        is_here: Callable[[str], bool],
     ) -> None:
         self._run_id, self._leader = run_id, leader
         self._machine, self._audits, self._called = machine, audits, called
-        self._say, self._warn, self._refuse = say, warn, refuse
+        self._say, self._warn, self._refuse, self._is_here = say, warn, refuse, is_here
         admitted, spent = _known(entries)
         self._joining = JoinMachine(
             JoinRules(max_members, ban_seconds=_BAN_SECONDS),
@@ -140,7 +142,14 @@ class Trials:
     def look(self) -> list[Event]:
         """What has come of trials since the last look."""
         now, joining, epoch = time.time(), self._joining, self._machine.epoch
-        outcomes = joining.passed(now=now)
+        seated = {peer for peer, _ in epoch.pending}
+        seated |= {each.peer for each in epoch.members if each.seat in epoch.healthy}
+        outcomes: list[Outcome] = []
+        # Whoever is gone before it has a seat takes no turn, and no place, of those that are here.
+        for peer in [*joining.state.waiting, *joining.state.trials]:
+            if peer not in seated | self._seated and not self._is_here(peer):
+                outcomes += joining.left(peer, now=now)
+        outcomes += joining.passed(now=now)
         for number in self._audits.tried_rounds():
             outcomes += joining.decided(number, self._found_right, now=now)
         events = self._follow(outcomes, now)
@@ -148,8 +157,6 @@ class Trials:
             reason, evidence = self._audits.false_trials.pop(peer)
             if self._machine.state.ban_of(peer, now) is None:  # or it was two claims of one trial
                 events += self._end(peer, reason, evidence, now)
-        seated = {peer for peer, _ in epoch.pending}
-        seated |= {each.peer for each in epoch.members if each.seat in epoch.healthy}
         for peer in (self._seated - seated) & joining.state.trials.keys():
             events += self._follow(joining.left(peer, now=now), now)
         for peer in (self._seated - seated) & joining.state.members.keys():
@@ -220,7 +227,8 @@ class Trials:
                     if reason is not RefusedFor.TOO_SOON:
                         self._tell("refused", peer, f"{self._called(peer)} takes no part: {reason}")
                     self._refuse(peer, str(reason), retry)
-                    if peer in self._machine.epoch.trials:
+                    # The machine may have yet to hear of a trial that somebody has left.
+                    if peer in self._machine.epoch.trials or reason is RefusedFor.LEFT:
                         events.append(RefusedEvent(peer, str(reason)))
                 case Banned():
                     raise AssertionError("a claim that was found wrong comes with its evidence")
