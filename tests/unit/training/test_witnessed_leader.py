@@ -9,6 +9,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+import trio
+
 from neurogrid.p2p import TensorMessage
 from neurogrid.p2p.exchange.exchange import Exchange
 from neurogrid.p2p.hosts.identity import Identity
@@ -25,6 +28,7 @@ from neurogrid.training.wire.runs import (
     EpochReport,
     EpochSeat,
     Report,
+    RoundEvidence,
     RoundHealth,
     RunMessage,
     run_table,
@@ -153,6 +157,63 @@ async def test_members_are_told_of_each_other_what_is_their_own() -> None:
         told = Epoch.decode(run.leader._message().encode())
         seats: dict[str, EpochSeat] = {each.peer: each for each in told.members}
         assert seats[PEERS[0]].addresses == (own, relayed)
+
+
+# Members that take nothing
+
+
+@pytest.mark.usefixtures("autojump_clock")
+async def test_one_that_takes_nothing_is_waited_for_by_no_other() -> None:
+    """A peer that reads nothing holds up what is told to it, and nothing that others are told."""
+    async with led() as run, trio.open_nursery() as nursery:
+        told: dict[str, list[TensorMessage]] = {peer: [] for peer in PEERS}
+
+        async def tell(peer: str, code: RunMessage, data: bytes) -> None:
+            told[peer].append(TensorMessage(code, data=data))
+            if peer == PEERS[0]:
+                await trio.sleep(10)
+
+        def numbers(peer: str) -> list[int]:
+            epochs = [each for each in told[peer] if each.msg_type is RunMessage.EPOCH]
+            return [Epoch.decode(each.data).number for each in epochs]
+
+        for peer in PEERS:
+            run.tell_weights(peer, 3, D_NEW)
+        evidence = RoundEvidence(RUN, 0, 4, 1, 2)
+        audits = SimpleNamespace(to_judge=lambda: [(p, evidence) for p in PEERS], watched=())
+        run.leader._audits = audits  # type: ignore[assignment]
+        run.leader._members.tell = tell  # type: ignore[assignment]
+        run.leader._is_here = lambda peer: True  # type: ignore[method-assign]
+        nursery.start_soon(run.leader._tell_epochs)
+        nursery.start_soon(run.leader._tell_evidence)
+        await trio.sleep(9.5)
+        assert len(numbers(PEERS[1])) == len(numbers(PEERS[2])) >= 9
+        assert all(len(told[peer]) - len(numbers(peer)) >= 5 for peer in PEERS[1:])
+        assert len(told[PEERS[0]]) == 2
+        await trio.sleep(1)  # it has the newest of what it has missed
+        assert numbers(PEERS[0])[1] in numbers(PEERS[1])[-2:]
+        nursery.cancel_scope.cancel()
+
+
+@pytest.mark.usefixtures("autojump_clock")
+async def test_rounds_do_not_wait_for_one_that_is_refused() -> None:
+    async with led() as run, trio.open_nursery() as nursery:
+        gone: list[str] = []
+
+        async def dismiss(peer: str, reason: str) -> None:
+            await trio.sleep(10)
+            gone.append(peer)
+
+        nothing = lambda *told: None  # noqa: E731
+        figures = SimpleNamespace(keep=nothing, heard=nothing, decided=nothing)
+        leader: Any = run.leader
+        leader._trials, leader._changes = SimpleNamespace(look=list), SimpleNamespace(take=bool)
+        leader._keeper = SimpleNamespace(write=nothing, figures=figures, noted=nothing)
+        leader._members.dismiss, leader._goodbyes = dismiss, [(PEERS[0], "it is banned")]
+        with trio.fail_after(2):
+            await leader._step(nursery)
+        await trio.sleep(11)
+        assert gone == [PEERS[0]]
 
 
 # The end

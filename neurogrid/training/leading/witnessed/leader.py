@@ -309,7 +309,7 @@ class WitnessedLeader:
             for event in self._audits.look(self._clock()):
                 self._events.add(event)
         if self._trials is not None:
-            await self._look_at_trials(self._trials)
+            self._look_at_trials(self._trials, nursery)
         if not self._is_fetching:
             self._check_weights()
             while self._tick(nursery, self._clock()):
@@ -444,14 +444,15 @@ class WitnessedLeader:
                 if member.peer == peer and member.health is Health.HEALTHY:
                     self._leave(member.seat)
 
-    async def _look_at_trials(self, trials: Trials) -> None:
+    def _look_at_trials(self, trials: Trials, nursery: trio.Nursery) -> None:
         """Take what has come of trials, and have those that are refused end."""
         for event in trials.look():
             self._events.add(event)
         self._keeper.write(self._machine.drain())  # bans, and uses of invitations
         goodbyes, self._goodbyes = self._goodbyes, []
         for peer, reason in goodbyes:
-            await self._members.dismiss(peer, reason)
+            # One that takes nothing is not waited for: rounds go on.
+            nursery.start_soon(self._members.dismiss, peer, reason)
         now = time.time()
         for peer, until in list(self._refused.items()):
             if now >= until:
@@ -630,34 +631,54 @@ class WitnessedLeader:
 
     async def _tell_epochs(self) -> None:
         last, told_at = None, -math.inf
-        while True:
-            changed = self._members.changed.next
-            told = self._message()
-            # Also to those that have come since: that is all that a heartbeat is for.
-            what = replace(told, number=1, left=0.0), frozenset(self._reports)
-            if what != last or trio.current_time() - told_at >= HEARTBEAT:
-                last, told_at = what, trio.current_time()
-                data = told.encode()
-                async with trio.open_nursery() as nursery:
-                    for peer in self._reports:
-                        if self._is_here(peer):
-                            nursery.start_soon(self._members.tell, peer, RunMessage.EPOCH, data)
-            await trio.sleep(_SMALLEST_PAUSE)
-            with trio.move_on_after(HEARTBEAT):
-                await changed.wait()
+        newest: dict[str, bytes] = {}
+        async with trio.open_nursery() as nursery:
+            while True:
+                changed = self._members.changed.next
+                told = self._message()
+                # Also to those that have come since: that is all that a heartbeat is for.
+                what = replace(told, number=1, left=0.0), frozenset(self._reports)
+                if what != last or trio.current_time() - told_at >= HEARTBEAT:
+                    last, told_at = what, trio.current_time()
+                    data = told.encode()
+                    for peer in filter(self._is_here, self._reports):
+                        if peer not in newest:
+                            nursery.start_soon(self._tell_epoch, peer, newest)
+                        newest[peer] = data
+                await trio.sleep(_SMALLEST_PAUSE)
+                with trio.move_on_after(HEARTBEAT):
+                    await changed.wait()
+
+    async def _tell_epoch(self, peer: str, newest: dict[str, bytes]) -> None:
+        """Tell a peer the newest Epoch, and once more where there is a newer one by then: one that takes nothing is
+        waited for by nobody else."""
+        data = None
+        while data is not newest[peer]:
+            data = newest[peer]
+            await self._members.tell(peer, RunMessage.EPOCH, data)
+        del newest[peer]
 
     async def _tell_evidence(self) -> None:
         """Have claims judged, by those that have yet to."""
-        while self._audits is not None:
-            changed = self._members.changed.next
-            async with trio.open_nursery() as nursery:
+        busy: set[str] = set()
+        async with trio.open_nursery() as nursery:
+            while self._audits is not None:
+                changed = self._members.changed.next
+                due: dict[str, list[bytes]] = {}
                 for peer, said in self._audits.to_judge():
-                    if self._is_here(peer):
-                        data = said.encode()
-                        nursery.start_soon(self._members.tell, peer, RunMessage.EVIDENCE, data)
-            await trio.sleep(HEARTBEAT / 2)
-            with trio.move_on_after(HEARTBEAT):
-                await changed.wait()
+                    if peer not in busy and self._is_here(peer):
+                        due.setdefault(peer, []).append(said.encode())
+                for peer, told in due.items():
+                    busy.add(peer)
+                    nursery.start_soon(self._tell_all_evidence, peer, told, busy)
+                await trio.sleep(HEARTBEAT / 2)
+                with trio.move_on_after(HEARTBEAT):
+                    await changed.wait()
+
+    async def _tell_all_evidence(self, peer: str, told: list[bytes], busy: set[str]) -> None:
+        for data in told:
+            await self._members.tell(peer, RunMessage.EVIDENCE, data)
+        busy.remove(peer)
 
     def _message(self) -> Epoch:
         # It rises also after a restart.
