@@ -11,7 +11,14 @@ from typing import Final
 
 import trio
 
-from neurogrid.errors import PeerRefusedError, ResponseTimeout, TransportError
+from neurogrid.errors import (
+    LocalProtocolError,
+    NeuroGridError,
+    PeerRefusedError,
+    RemoteProtocolError,
+    ResponseTimeout,
+    TransportError,
+)
 from neurogrid.p2p.transfer import (
     BlobInfo,
     BlobSource,
@@ -20,6 +27,7 @@ from neurogrid.p2p.transfer import (
     TransferLimits,
     Transfers,
 )
+from neurogrid.p2p.transfer.passed_over import PassedOver
 
 __all__ = ["PIECE_LIMITS", "OfferedFiles", "fetch_file", "fetch_file_patiently"]
 
@@ -28,6 +36,9 @@ logger = logging.getLogger(__name__)
 _GIB: Final = 1024**3
 # Seconds until those that did not give a blob are asked again.
 _PAUSE: Final = 0.3
+# Of the time that there is for a file, the part that one of several peers has, and the seconds that are the least.
+_SHARES: Final = 8
+_LEAST_SHARE: Final = 5.0
 
 PIECE_LIMITS: Final = TransferLimits(max_bytes_per_peer=64 * _GIB, max_bytes=256 * _GIB)
 """Of files that go to disk: weights of a layer with their optimiser's state, and embeddings of a large vocabulary in
@@ -90,20 +101,49 @@ async def fetch_file(
 
 
 async def fetch_file_patiently(
-    transfers: Transfers, blob_id: bytes, peers: Sequence[str], path: Path, *, timeout: float
+    transfers: Transfers,
+    blob_id: bytes,
+    peers: Sequence[str],
+    path: Path,
+    *,
+    timeout: float,
+    passed_over: PassedOver | None = None,
 ) -> str:
     """The same, and again while those that have it are busy or were lost on the way, for so many seconds.
 
+    Of several peers each has a share of the time, and the next one goes on with what came. So none that is silent, or
+    sends too slowly, takes the time of all.
+
+    Args:
+        passed_over: peers that had a share in vain, of this file or others: they are asked after all others. Whoever
+            has one now is noted.
+
     Raises:
         TransportError, PeerRefusedError: nobody gave it in time; the last that went wrong.
+        RemoteProtocolError: a peer gave something else, and no other did better.
     """
+    passed_over = passed_over or PassedOver()
     until = trio.current_time() + timeout
+    share = max(timeout / _SHARES, _LEAST_SHARE) if len(peers) > 1 else timeout
     while True:
-        left = until - trio.current_time()
-        try:
-            return await fetch_file(transfers, blob_id, peers, path, timeout=max(left, 1.0))
-        except (TransportError, PeerRefusedError) as exc:
-            if until - trio.current_time() <= _PAUSE:
-                raise
-            logger.debug("%s is asked for again: %s", path.name, exc)
-            await trio.sleep(_PAUSE)
+        error: NeuroGridError | None = None
+        for peer in sorted(peers, key=lambda each: each in passed_over):
+            left = until - trio.current_time()
+            if error is not None and left <= _PAUSE:
+                break
+            try:
+                return await fetch_file(
+                    transfers, blob_id, [peer], path, timeout=max(min(left, share), 1.0)
+                )
+            except (TransportError, PeerRefusedError, RemoteProtocolError) as exc:
+                if len(peers) == 1 and isinstance(exc, RemoteProtocolError):
+                    raise
+                error = exc
+                if not isinstance(exc, PeerRefusedError):  # which takes no time
+                    passed_over.blame(peer, exc, pause=timeout)
+                logger.debug("%s is asked for again: %s", path.name, exc)
+        if error is None:
+            raise LocalProtocolError("a file is fetched from at least one peer")
+        if until - trio.current_time() <= _PAUSE:
+            raise error
+        await trio.sleep(_PAUSE)

@@ -15,7 +15,14 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from trio.testing import MockClock
 
-from neurogrid.errors import CheckpointError, PeerRefusedError, ResponseTimeout
+from neurogrid.errors import (
+    CheckpointError,
+    PeerRefusedError,
+    PeerUnreachableError,
+    RemoteProtocolError,
+    ResponseTimeout,
+)
+from neurogrid.p2p.transfer.passed_over import PassedOver
 from neurogrid.p2p.wire import ErrorCode
 from neurogrid.training.data.blob_files import fetch_file, fetch_file_patiently
 from neurogrid.training.members import participation, saved_state
@@ -105,6 +112,59 @@ async def test_who_was_busy_is_asked_again(tmp_path: Path, autojump_clock: MockC
     line: Any = Line(b"it", 1.0, refuses=3)
     await fetch_file_patiently(line, BLOB, ["peer"], tmp_path / "file", timeout=50.0)
     assert (tmp_path / "file").read_bytes() == b"it"
+
+
+class Silent(Line):
+    """The same, where one peer takes each request and gives nothing."""
+
+    def __init__(self, data: bytes, seconds: float) -> None:
+        super().__init__(data, seconds)
+        self.peers: list[str] = []
+
+    async def fetch_blob(self, peers: list[str], blob_id: bytes, **options: Any) -> Any:
+        for peer in peers:
+            self.peers.append(peer)
+            if peer == "silent":
+                await trio.sleep(180)
+            else:
+                return await super().fetch_blob([peer], blob_id, **options)
+        raise PeerUnreachableError("nobody is left")
+
+
+async def test_one_that_is_silent_takes_a_share_of_the_time(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    """And it takes none of the files that follow: whoever says that it has weights holds up nobody who wants them."""
+    line: Any = Silent(b"it", 1.0)
+    passed_over = PassedOver()
+    for number in range(6):
+        peers = ["silent", "good"] if number % 2 else ["good", "silent"]
+        path = tmp_path / str(number)
+        who = await fetch_file_patiently(
+            line, BLOB, peers, path, timeout=80.0, passed_over=passed_over
+        )
+        assert (who, path.read_bytes()) == ("good", b"it")
+    assert line.peers.count("silent") == 1
+    assert trio.current_time() < 17
+
+
+async def test_one_that_lies_is_no_end_where_others_have_it(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    class Lied(Line):
+        async def fetch_blob(self, peers: list[str], blob_id: bytes, **options: Any) -> Any:
+            if peers == ["liar"]:
+                raise RemoteProtocolError("another blob", code=ErrorCode.TRANSFER_INVALID)
+            return await super().fetch_blob(peers, blob_id, **options)
+
+    line: Any = Lied(b"it", 1.0, refuses=2)
+    path = tmp_path / "file"
+    who = await fetch_file_patiently(line, BLOB, ["liar", "good"], path, timeout=50.0)
+    assert who == "good"
+    with pytest.raises(RemoteProtocolError, match="another blob"):
+        await fetch_file_patiently(line, BLOB, ["liar"], path, timeout=50.0)
+    with pytest.raises(RemoteProtocolError, match="another blob"):
+        await fetch_file_patiently(line, BLOB, ["liar", "liar"], path, timeout=50.0)
 
 
 async def test_what_was_saved_has_the_time_that_its_size_takes(

@@ -14,6 +14,7 @@ from torch import Tensor
 from neurogrid.errors import CheckpointError
 from neurogrid.exception_groups import unwrap_errors
 from neurogrid.p2p.transfer import Transfers
+from neurogrid.p2p.transfer.passed_over import PassedOver
 from neurogrid.training.data.blob_files import OfferedFiles, fetch_file_patiently
 from neurogrid.training.runs.outer_state import digest_of
 from neurogrid.training.runs.weight_pieces import check_pieces, read_piece, write_pieces
@@ -49,6 +50,7 @@ class CommonWeights:
         self.common, self.round = weights, round_number
         self._offered, self._directory = offered, directory
         self._files: list[Path] = []
+        self._passed_over = PassedOver()
         self.names: tuple[str, ...] = ()
         self.blobs: tuple[bytes, ...] = ()
         self.digest = digest_of(weights)
@@ -107,7 +109,9 @@ class CommonWeights:
             async with limiter:
                 path = folder / name
                 order = [*peers[turn:], *peers[:turn]]
-                await fetch_file_patiently(transfers, blob_id, order, path, timeout=timeout)
+                await fetch_file_patiently(
+                    transfers, blob_id, order, path, timeout=timeout, passed_over=self._passed_over
+                )
                 await trio.to_thread.run_sync(read_piece, name, path, vector)
                 path.unlink()
 

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from neurogrid.errors import CheckpointError
 from neurogrid.exception_groups import unwrap_errors
+from neurogrid.p2p.transfer.passed_over import PassedOver
 from neurogrid.training.averaging.parts import Layout
 from neurogrid.training.data.blob_files import fetch_file_patiently
 from neurogrid.training.members.member_blobs import MemberBlobs
@@ -69,6 +70,7 @@ class OwnWeights:
         self._before: Tensor | None = None
         self._lr = 0.0
         self._offered: list[Path] = []
+        self._passed_over = PassedOver()
         self.step: int | None = None
         self.digest = b""
         self.names: tuple[str, ...] = ()
@@ -197,7 +199,12 @@ class OwnWeights:
                 peers = [*providers[turn:], *providers[:turn], leader]
                 path = folder / name
                 peer = await fetch_file_patiently(
-                    self._blobs.transfers, blob_id, peers, path, timeout=timeout
+                    self._blobs.transfers,
+                    blob_id,
+                    peers,
+                    path,
+                    timeout=timeout,
+                    passed_over=self._passed_over,
                 )
                 came[peer] = came.get(peer, 0) + 1
                 await trio.to_thread.run_sync(read_piece, name, path, vector)
