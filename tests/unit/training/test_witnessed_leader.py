@@ -18,6 +18,7 @@ from neurogrid.p2p.hosts.identity import Identity
 from neurogrid.p2p.memory import MemoryHost, open_memory_network
 from neurogrid.p2p.wire.control import ControlPayload
 from neurogrid.training.leading.facts import RunFacts
+from neurogrid.training.leading.witnessed import round_events
 from neurogrid.training.leading.witnessed.leader import WitnessedLeader
 from neurogrid.training.runs.machine import Rules
 from neurogrid.training.runs.run_file import parse_run_file
@@ -28,12 +29,25 @@ from neurogrid.training.wire.runs import (
     EpochReport,
     EpochSeat,
     Report,
+    RoundCommitment,
     RoundEvidence,
     RoundHealth,
+    RoundProof,
     RunMessage,
     run_table,
 )
-from neurogrid.training.witnessed import EpochRules, Event, Joined, Left, Unhealthy
+from neurogrid.training.witnessed import (
+    Committed,
+    EpochRules,
+    Event,
+    Health,
+    Joined,
+    Left,
+    Unhealthy,
+    Warm,
+    Witnessed,
+    parts_of,
+)
 
 RUN = bytes(range(16))
 FILE = '[model]\nconfig = "x"\n[data]\npath = "x"\n[outer]\nmethod = "distro"\n[stop]\nrounds = 9\n'
@@ -141,6 +155,38 @@ async def test_what_a_member_says_of_others_takes_no_room_of_what_is_said_once()
                 events._on_health(message)
         events.add(Left(2))
         assert events.take() == [Unhealthy(seat, (1,), epoch, number), Left(2)]
+        assert events.take() == []
+
+
+async def test_what_a_member_signs_takes_no_room_of_what_others_sign(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """However often it commits to something else: two show that it lies, and of who is out nothing is an event."""
+    monkeypatch.setattr(round_events, "check_signature", lambda *told: None)
+    async with led() as run:
+        events = run.leader._events
+        run.tick(*(Warm(seat, 0) for seat in run.machine.epoch.healthy))
+        epoch, works = run.machine.epoch, parts_of(EPOCHS, run.machine.epoch).works
+
+        def flood(num: int) -> None:
+            for number in range(num):
+                result = number.to_bytes(32)
+                committed = RoundCommitment(RUN, 0, 0, epoch.round, *works[0], result)
+                proof = RoundProof(RUN, 0, 0, epoch.round, bytes(128), bytes(128), result)
+                message = TensorMessage(
+                    RunMessage.COMMITMENT, data=committed.encode(), from_peer=PEERS[0]
+                )
+                events._on_commitment(message)
+                message = TensorMessage(RunMessage.WITNESS, data=proof.encode(), from_peer=PEERS[0])
+                events._on_witness(message)
+
+        flood(3000)
+        events.add(Left(2))
+        taken = events.take()
+        assert [type(each) for each in taken] == [Committed, Witnessed, Committed, Left]
+        run.tick(*taken)
+        assert run.machine.epoch.members[0].health is Health.EJECTED
+        flood(3)
         assert events.take() == []
 
 

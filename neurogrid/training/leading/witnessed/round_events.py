@@ -91,6 +91,12 @@ class RoundEvents:
         )
         signed = commitment.signed_bytes(self._run_id)
         self._check(said.seat, said.signature, signed, peer, "a commitment")
+        told = [e.commitment for e in self._events if isinstance(e, Committed)]
+        told = [each for each in told if each.seat == said.seat]
+        # Two of them show by themselves that a seat lies: a third takes room of what others say once.
+        is_more = commitment in told or len(told) >= 2
+        if is_more or said.seat not in self._machine.epoch.healthy:
+            return
         member = self._machine.epoch.member(said.seat)
         known = next((c for c in self._machine.epoch.commitments if c.seat == said.seat), None)
         is_other = known is not None and known != commitment  # which shows by itself
@@ -114,7 +120,10 @@ class RoundEvents:
         )
         signed = proof.signed_bytes(self._run_id)
         self._check(said.seat, said.signature, signed, peer, "what a witness has")
-        if all(each.seat != said.seat for each in self._machine.epoch.proofs):
+        told = [e.proof.seat for e in self._events if isinstance(e, Witnessed)]
+        told += [each.seat for each in self._machine.epoch.proofs]
+        # The first one counts.
+        if said.seat not in told and said.seat in self._machine.epoch.healthy:
             self.add(Witnessed(proof, said.signature))
             self._members.changed.set()
 
