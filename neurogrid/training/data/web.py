@@ -21,6 +21,7 @@ from neurogrid.errors import (
     NeuroGridError,
     PeerUnreachableError,
     RemoteProtocolError,
+    ResponseTimeout,
 )
 from neurogrid.p2p.transfer import BlobInfo, StoredBlob
 from neurogrid.p2p.wire import CHUNK_BYTES, BlobHasher
@@ -31,6 +32,8 @@ __all__ = ["WebDirectory", "is_web_address"]
 
 # Seconds for a connection, and between two pieces of an answer.
 _SILENCE: Final = 30.0
+# The pace below which a server is as good as silent.
+_SENT_PER_SECOND: Final = 64 * 1024
 # Seconds before each request that follows one that failed.
 _DELAYS: Final = (0.5, 2.0, 8.0)
 # Answers that another try may mend.
@@ -85,7 +88,7 @@ class WebDirectory:
             ConfigurationError: there is none, or it contradicts itself.
         """
         try:
-            got = await self._get(MANIFEST_NAME, MAX_MANIFEST_BYTES)
+            got = await self._get_in_time(MANIFEST_NAME, MAX_MANIFEST_BYTES)
             return await trio.to_thread.run_sync(Manifest.decode, bytes(got.data))
         except NeuroGridError as exc:
             raise ConfigurationError(
@@ -105,7 +108,7 @@ class WebDirectory:
         files: dict[str, bytes] = {}
         for file in _TOKENIZER_FILES:
             try:
-                got = await self._get(f"{TOKENIZER_NAME}/{file}", _MAX_TOKENIZER_BYTES)
+                got = await self._get_in_time(f"{TOKENIZER_NAME}/{file}", _MAX_TOKENIZER_BYTES)
                 files[file] = bytes(got.data)
             except _NotFoundError:
                 continue
@@ -143,6 +146,17 @@ class WebDirectory:
         if found.blob_id != info.blob_id:
             raise RemoteProtocolError(f"{self.url}{name} is not what its name says")
         return StoredBlob(found, memoryview(got.data))
+
+    async def _get_in_time(self, name: str, max_bytes: int) -> _Got:
+        """The same, for which nobody else sets a time: a server may send a little again and again, without end."""
+        seconds = _SILENCE + max_bytes / _SENT_PER_SECOND
+        try:
+            with trio.fail_after(seconds):
+                return await self._get(name, max_bytes)
+        except trio.TooSlowError as exc:
+            raise ResponseTimeout(
+                f"{self.url}{name}: the server did not give all of it within {seconds:.0f} s"
+            ) from exc
 
     async def _get(self, name: str, max_bytes: int) -> _Got:
         """A file below the directory; asked for again where that may help, for what is missing of it."""

@@ -5,8 +5,9 @@ from __future__ import annotations
 import functools
 import http.server
 import threading
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import numpy as np
@@ -132,11 +133,17 @@ def breaking_server(
         def log_message(self, format: str, *args: object) -> None:
             """Nothing on stderr."""
 
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+    with serving(Handler) as url:
+        yield url, asked
+
+
+@contextmanager
+def serving(handler: type[http.server.BaseHTTPRequestHandler]) -> Iterator[str]:
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
         try:
-            yield f"http://127.0.0.1:{server.server_port}", asked
+            yield f"http://127.0.0.1:{server.server_port}"
         finally:
             server.shutdown()
             thread.join()
@@ -168,6 +175,33 @@ async def test_parts_of_two_files_are_asked_for_as_a_whole(data: Path) -> None:
         with pytest.raises(RemoteProtocolError, match="is not what its name says"):
             await WebDirectory(url).fetch(info)
         assert asked == ["", "bytes=1000-", ""]
+
+
+async def test_a_server_that_sends_a_little_again_and_again(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever asks for slices has a time for it; a manifest and a tokenizer have one here."""
+    monkeypatch.setattr(web_module, "_SILENCE", 0.5)
+    monkeypatch.setattr(web_module, "_SENT_PER_SECOND", 2**60)
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            with suppress(OSError):
+                for _ in range(30):
+                    self.wfile.write(b" ")
+                    time.sleep(0.1)
+
+        def log_message(self, format: str, *args: object) -> None:
+            """Nothing on stderr."""
+
+    with serving(Handler) as url:
+        web = WebDirectory(f"{url}/data")
+        with pytest.raises(ConfigurationError, match="did not give all of it within"):
+            await web.manifest()
+        with pytest.raises(ConfigurationError, match="did not give all of it within"):
+            await web.tokenizer(tmp_path / "out", "")
 
 
 async def test_a_server_that_breaks_off_each_time(data: Path) -> None:
