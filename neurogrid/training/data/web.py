@@ -137,11 +137,11 @@ class WebDirectory:
             RemoteProtocolError: what came is not the slice.
         """
         name = slice_path(Path(), info).as_posix()
-        got = await self._get(name, info.num_bytes)
+        got = await self._get(name, info.num_bytes, is_exact=True)
         found = await trio.to_thread.run_sync(_info_of, got.data)
         if found.blob_id != info.blob_id and got.num_parts > 1:
             # Its parts may be of two files, one in the place of the other: it is asked for anew.
-            got = await self._get(name, info.num_bytes)
+            got = await self._get(name, info.num_bytes, is_exact=True)
             found = await trio.to_thread.run_sync(_info_of, got.data)
         if found.blob_id != info.blob_id:
             raise RemoteProtocolError(f"{self.url}{name} is not what its name says")
@@ -158,12 +158,20 @@ class WebDirectory:
                 f"{self.url}{name}: the server did not give all of it within {seconds:.0f} s"
             ) from exc
 
-    async def _get(self, name: str, max_bytes: int) -> _Got:
-        """A file below the directory; asked for again where that may help, for what is missing of it."""
+    async def _get(self, name: str, max_bytes: int, *, is_exact: bool = False) -> _Got:
+        """A file below the directory; asked for again where that may help, for what is missing of it.
+
+        Args:
+            is_exact: it has so many bytes: fewer are not all of it, though the server may not have said how many come.
+        """
         got = _Got()
         for delay in (*_DELAYS, None):
             try:
                 await self._ask(name, max_bytes, got)
+                if is_exact and len(got.data) < max_bytes:
+                    raise _PassingError(
+                        f"{self.url}{name}: the server gave {len(got.data):,} B of {max_bytes:,}"
+                    )
                 return got
             except httpx2.HTTPError as exc:
                 error = PeerUnreachableError(f"{self.url}{name}: {exc or type(exc).__name__}")

@@ -105,7 +105,7 @@ async def test_what_is_not_the_slice_is_refused(data: Path) -> None:
 
 @contextmanager
 def breaking_server(
-    content: bytes, *, broken: int, parts: bool, other: bytes = b""
+    content: bytes, *, broken: int, parts: bool, other: bytes = b"", says_length: bool = True
 ) -> Iterator[tuple[str, list[str]]]:
     """A server of one content, whose first answers end after 1,000 bytes of it; and the ranges that it was asked for.
 
@@ -113,6 +113,7 @@ def breaking_server(
         broken: answers that end too early.
         parts: whether it gives parts of files.
         other: what it gives at the first time instead.
+        says_length: whether it says how many bytes come.
     """
     asked: list[str] = []
 
@@ -125,7 +126,8 @@ def breaking_server(
             self.send_response(206 if start else 200)
             if start:
                 self.send_header("Content-Range", f"bytes {start}-{len(now) - 1}/{len(now)}")
-            self.send_header("Content-Length", str(len(now) - start))
+            if says_length:
+                self.send_header("Content-Length", str(len(now) - start))
             self.end_headers()
             is_broken = len(asked) <= broken
             self.wfile.write(now[start : start + 1000] if is_broken else now[start:])
@@ -153,11 +155,14 @@ def serving(handler: type[http.server.BaseHTTPRequestHandler]) -> Iterator[str]:
     ("parts", "ranges"),
     [(True, ["", "bytes=1000-", "bytes=2000-"]), (False, ["", "bytes=1000-", "bytes=1000-"])],
 )
-async def test_what_was_broken_off_goes_on(data: Path, parts: bool, ranges: list[str]) -> None:
+@pytest.mark.parametrize("says_length", [True, False])
+async def test_what_was_broken_off_goes_on(
+    data: Path, parts: bool, ranges: list[str], says_length: bool
+) -> None:
     """Where a server gives parts; where it gives whole files only, it begins anew."""
     info = read_manifest(data).slices[0]
     content = slice_path(data, info).read_bytes()
-    with breaking_server(content, broken=2, parts=parts) as (url, asked):
+    with breaking_server(content, broken=2, parts=parts, says_length=says_length) as (url, asked):
         blob = await WebDirectory(url).fetch(info)
         assert bytes(blob.data) == content
         assert asked == ranges
