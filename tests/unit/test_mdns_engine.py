@@ -7,6 +7,8 @@ from ipaddress import ip_address
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+# It exports both, and does not name them in its `__all__`.
 from zeroconf import DNSOutgoing, DNSPointer  # type: ignore[attr-defined]
 
 from neurogrid.p2p.discovery.mdns.limits import MAX_ENTRIES, MAX_ENTRIES_FROM_SOURCE

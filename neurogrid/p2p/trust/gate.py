@@ -455,9 +455,8 @@ class Gate:
 
     async def _expect(self, peer_id: str, peer: GatedPeer) -> None:
         """Disconnect a peer that dialled and then shows nothing."""
-        settled = (
-            peer.settled
-        )  # of this connection: another has another, and somebody that waits for it
+        # Of this connection: another has another, and somebody that waits for it.
+        settled = peer.settled
         with trio.move_on_after(ADMISSION_TIMEOUT):
             await settled.wait()
         if not settled.is_set() and self._peers.get(peer_id) is peer:

@@ -280,37 +280,42 @@ class Leader:
             GroupLostError: so many are lost that the rest cannot go on by itself: `keep_state`, and begin again.
             NeuroGridError: it cannot go on; says why.
         """
+        try:
+            with unwrap_errors():
+                async with trio.open_nursery() as self._nursery:
+                    await self._run(self._nursery)
+                    self._nursery.cancel_scope.cancel()
+        finally:
+            self._nursery = None  # what is reported from now on is nobody's to answer
+
+    async def _run(self, nursery: trio.Nursery) -> None:
         state = self._machine.state
-        with unwrap_errors():
-            async with trio.open_nursery() as nursery:
-                self._nursery = nursery
-                nursery.start_soon(self._copying.run)
-                await self._copying.settle()
-                join: Sequence[str] = ()
-                if state.occupied() and not self._is_anew:
-                    join = await self._find_group(state.occupied())
-                self._is_anew = not join
-                if state.num_seats and not join:
-                    if self._resume_at is None:
-                        raise GroupLostError("no member is found that goes on")
-                    self._machine.resume(self._resume_at)
-                    self._keeper.figures.resumed(self._resume_at)
-                    self._write()
-                while not self._is_over:
-                    try:
-                        async with self._open_group(join) as group:
-                            self._group = group
-                            await self._lead(group)
-                    except NotAMemberError as exc:
-                        logger.warning("the leader joins its group anew: %s", exc)
-                        join, self._group = self._group_addresses(), None
-                    except GroupError as exc:
-                        await self._take_state_left_over()
-                        raise GroupLostError(
-                            f"the members that are left cannot go on by themselves: {exc}"
-                        ) from exc
-                await self._say_goodbye()
-                nursery.cancel_scope.cancel()
+        nursery.start_soon(self._copying.run)
+        await self._copying.settle()
+        join: Sequence[str] = ()
+        if state.occupied() and not self._is_anew:
+            join = await self._find_group(state.occupied())
+        self._is_anew = not join
+        if state.num_seats and not join:
+            if self._resume_at is None:
+                raise GroupLostError("no member is found that goes on")
+            self._machine.resume(self._resume_at)
+            self._keeper.figures.resumed(self._resume_at)
+            self._write()
+        while not self._is_over:
+            try:
+                async with self._open_group(join) as group:
+                    self._group = group
+                    await self._lead(group)
+            except NotAMemberError as exc:
+                logger.warning("the leader joins its group anew: %s", exc)
+                join, self._group = self._group_addresses(), None
+            except GroupError as exc:
+                await self._take_state_left_over()
+                raise GroupLostError(
+                    f"the members that are left cannot go on by themselves: {exc}"
+                ) from exc
+        await self._say_goodbye()
 
     async def keep_state(self) -> None:
         """Make the common weights as they are here the last checkpoint, where they are newer: the run goes on from it.

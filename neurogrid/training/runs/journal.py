@@ -301,9 +301,11 @@ def _body(recorded: Recorded, before: str) -> bytes:
 
 
 def _time(value: object) -> float:
-    if type(value) not in (int, float) or not 0 <= value < _END_OF_TIME:  # type: ignore[operator]
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ValueError("time is no number")
+    if not 0 <= value < _END_OF_TIME:  # nor is NaN
         raise ValueError("time is no number of seconds since 1970")
-    return float(value)  # type: ignore[arg-type]
+    return float(value)
 
 
 def _write(descriptor: int, data: bytes, at: int) -> None:

@@ -524,6 +524,13 @@ async def test_of_a_group_that_has_ended_a_host_keeps_no_vectors() -> None:
         assert [each() for each in kept] == [None] * len(kept)
 
 
+async def test_a_group_of_no_tensors_is_refused() -> None:
+    async with open_memory_network() as network, network.open_host() as host:
+        with pytest.raises(ConfigurationError, match="there is nothing to average"):
+            async with open_group(host, Layout.of({"a": torch.empty(0, 3)})):
+                pass
+
+
 async def test_what_is_wrong_with_a_vector_is_said() -> None:
     async with a_group(1) as peers:
         group = peers.all[0].group

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import trio
@@ -60,7 +60,7 @@ def exchange() -> Exchange:
 
 @pytest.fixture
 def hiring(exchange: Exchange) -> Hiring:
-    return Hiring(exchange, RUN)  # type: ignore[arg-type]
+    return Hiring(cast(Any, exchange), RUN)
 
 
 async def test_a_member_that_is_silent_costs_no_other_its_lease(

@@ -243,7 +243,9 @@ async def test_a_journal_that_cannot_be_written_is_no_checkpoint_that_is_missing
     assert told.progress.warnings == []
 
 
-async def test_an_older_checkpoint_is_not_given_for_the_last_one(make: Make) -> None:
+async def test_an_older_checkpoint_is_not_given_for_the_last_one(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
     told = make()
     keeper = told.keeper()
     async with trio.open_nursery() as nursery:
@@ -255,7 +257,7 @@ async def test_an_older_checkpoint_is_not_given_for_the_last_one(make: Make) -> 
         async def full(directory: Path) -> None:
             raise CheckpointError("No space left on device")
 
-        keeper._trainer.save = full  # type: ignore[method-assign]
+        monkeypatch.setattr(keeper._trainer, "save", full)
         told.decide(3, Phase.ENDED)
         keeper.applied(told.outer, told.state, ())
         with pytest.raises(CheckpointError, match=r"its last round, 3, .* after round 2$"):

@@ -209,7 +209,9 @@ async def test_members_are_told_of_each_other_what_is_their_own() -> None:
 
 
 @pytest.mark.usefixtures("autojump_clock")
-async def test_one_that_takes_nothing_is_waited_for_by_no_other() -> None:
+async def test_one_that_takes_nothing_is_waited_for_by_no_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """A peer that reads nothing holds up what is told to it, and nothing that others are told."""
     async with led() as run, trio.open_nursery() as nursery:
         told: dict[str, list[TensorMessage]] = {peer: [] for peer in PEERS}
@@ -227,9 +229,9 @@ async def test_one_that_takes_nothing_is_waited_for_by_no_other() -> None:
             run.tell_weights(peer, 3, D_NEW)
         evidence = RoundEvidence(RUN, 0, 4, 1, 2)
         audits = SimpleNamespace(to_judge=lambda: [(p, evidence) for p in PEERS], watched=())
-        run.leader._audits = audits  # type: ignore[assignment]
-        run.leader._members.tell = tell  # type: ignore[assignment]
-        run.leader._is_here = lambda peer: True  # type: ignore[method-assign]
+        monkeypatch.setattr(run.leader, "_audits", audits)
+        monkeypatch.setattr(run.leader._members, "tell", tell)
+        monkeypatch.setattr(run.leader, "_is_here", lambda peer: True)
         nursery.start_soon(run.leader._tell_epochs)
         nursery.start_soon(run.leader._tell_evidence)
         await trio.sleep(9.5)
@@ -250,7 +252,8 @@ async def test_rounds_do_not_wait_for_one_that_is_refused() -> None:
             await trio.sleep(10)
             gone.append(peer)
 
-        nothing = lambda *told: None  # noqa: E731
+        def nothing(*told: object) -> None: ...
+
         figures = SimpleNamespace(keep=nothing, heard=nothing, decided=nothing)
         leader: Any = run.leader
         leader._trials, leader._changes = SimpleNamespace(look=list), SimpleNamespace(take=bool)

@@ -927,8 +927,11 @@ async def open_group(
     Raises:
         GroupError: nobody at these addresses leads to the group, or it was not joined in time.
         PeerRefusedError: the group refuses this peer: it averages other tensors.
-        ConfigurationError: the settings name a codec or an aggregator that there is not.
+        ConfigurationError: the settings name a codec or an aggregator that there is not, or the tensors have no
+            elements.
     """
+    if not layout.num_elements:
+        raise ConfigurationError("the tensors have no elements: there is nothing to average")
     is_measured = bandwidth is None and bool(host.addresses)
     exchange = Exchange(host, training_table())
     group: Group | None = None
