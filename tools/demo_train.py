@@ -31,7 +31,7 @@ __all__ = ["main"]
 
 DIRECTORY: Final = Path("runs/demo-train")
 PROMPT: Final = "A function definition"
-NUM_TOKENS: Final = 480_000
+NUM_TOKENS: Final = 510_000
 TARGET: Final = 5.0  # nats a token, of what is trained on
 NUM_LAST: Final = 5  # rounds whose mean that is
 # Part of the run after which a worker is killed; seconds until it is started again.
