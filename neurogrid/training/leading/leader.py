@@ -90,7 +90,8 @@ LEADER_TAKES: Final[Table] = {
 }
 """The roles that a leader takes each message from."""
 
-# Seconds in which offers are compared, where there are more workers than room: they are kept for half a second.
+# Seconds for which offers are waited for that are compared, where there are more workers than room: each is kept for
+# half a second.
 _GATHERING: Final = 0.4
 _JOIN_TIMEOUT: Final = 15.0
 _RETRY: Final = 3.0
@@ -199,6 +200,8 @@ class Leader:
         if is_anew:
             self._return = min(wait, _RETURN) if self._saved else 0.0
         self._peers: dict[str, _Peer] = {}
+        # Peers that are being asked, or started.
+        self._asked: set[str] = set()
         self._hiring = Hiring(exchange, facts.run_id)
         self._group: Group | None = None
         # After the last decision that was looked at.
@@ -646,51 +649,64 @@ class Leader:
         members = self._facts.run_file.members
         memory = self._facts.member_memory
         need = Need(memory, members.storage, members.cores, members.gpu, members.price)
-        while True:
-            free = [
-                peer_id
-                for peer_id, peer in self._peers.items()
-                if not peer.is_started
-                and peer.num_failures < _MAX_FAILURES
-                and not self._is_banned(peer_id)
-                and self._host.is_connected(peer_id)
-            ]
-            if free and self._machine.wants_members:
-                await self._enlist(free, need)
-            pause = (
-                _RETRY if any(not peer.is_started for peer in self._peers.values()) else math.inf
-            )
-            with trio.move_on_after(min(pause, 60.0)):
-                await self._changed.wait()
-                await trio.sleep(0.05)
+        async with trio.open_nursery() as nursery:
+            while True:
+                free = [
+                    peer_id
+                    for peer_id, peer in self._peers.items()
+                    if not peer.is_started
+                    and peer_id not in self._asked
+                    and peer.num_failures < _MAX_FAILURES
+                    and not self._is_banned(peer_id)
+                    and self._host.is_connected(peer_id)
+                ]
+                if free and self._machine.wants_members:
+                    await self._enlist(nursery, free, need)
+                is_any_free = any(not peer.is_started for peer in self._peers.values())
+                with trio.move_on_after(_RETRY if is_any_free else 60.0):
+                    await self._changed.wait()
+                    await trio.sleep(0.05)
 
-    async def _enlist(self, peers: Sequence[str], need: Need) -> None:
-        """Ask workers, and start those that fit: as they answer, or the best where there are more than there is room
-        for."""
-        if self._machine.num_free >= len(peers):
-            async with trio.open_nursery() as nursery:
-                for peer_id in peers:
-                    nursery.start_soon(self._ask_and_start, peer_id, need)
-            return
+    async def _enlist(self, nursery: trio.Nursery, peers: Sequence[str], need: Need) -> None:
+        """Ask workers, and start those that fit as they answer. Where there are more than there is room for, the best
+        of those that answer soon come first, and then whoever answers while there is room."""
         offers: dict[str, tuple[Offer, float]] = {}
+        silent, all_answered, chosen = set(peers), trio.Event(), trio.Event()
 
-        async def ask(peer_id: str) -> None:
-            if (offered := await self._ask(peer_id, need)) is not None:
-                offers[peer_id] = offered
+        async def ask_and_start(peer_id: str) -> None:
+            try:
+                offered = await self._ask(peer_id, need)
+                silent.discard(peer_id)
+                if not silent:
+                    all_answered.set()
+                if offered is not None:
+                    offers[peer_id] = offered
+                    await chosen.wait()
+                    if self._machine.has_room(peer_id):
+                        await self._start(peer_id, *offered)
+            finally:
+                self._asked.discard(peer_id)
 
+        if self._machine.num_free >= len(peers):
+            chosen.set()
+        for peer_id in peers:
+            self._asked.add(peer_id)
+            nursery.start_soon(ask_and_start, peer_id)
+        if chosen.is_set():
+            return
         with trio.move_on_after(_GATHERING):
-            async with trio.open_nursery() as nursery:
-                for peer_id in peers:
-                    nursery.start_soon(ask, peer_id)
+            await all_answered.wait()
         for peer_id in choose_offers(
             {peer: bid_of(offer) for peer, (offer, _) in offers.items()}, need
         ):
-            if self._machine.state.seat_of(peer_id) is not None or self._machine.num_free:
-                await self._start(peer_id, *offers[peer_id])
+            if peer_id in self._peers and self._machine.has_room(peer_id):
+                self._keep_seat(peer_id)
+        chosen.set()
 
-    async def _ask_and_start(self, peer_id: str, need: Need) -> None:
-        if (offered := await self._ask(peer_id, need)) is not None:
-            await self._start(peer_id, *offered)
+    def _keep_seat(self, peer_id: str) -> int:
+        """The seat that a peer has, or is to take."""
+        held = self._machine.state.seat_of(peer_id)
+        return held.number if held is not None else self._machine.reserve(peer_id)
 
     def _may_be_of_before(self, peer_id: str) -> bool:
         """Whether what a peer has of this run may be in a group of before: this leader has begun nothing with it."""
@@ -725,8 +741,7 @@ class Leader:
         group = self._group
         if peer is None or group is None:
             return
-        held = self._machine.state.seat_of(peer_id)
-        seat = held.number if held is not None else self._machine.reserve(peer_id)
+        held, seat = self._machine.state.seat_of(peer_id), self._keep_seat(peer_id)
         facts = self._facts
         start = Start(
             run=facts.run_id,

@@ -155,6 +155,11 @@ class RunMachine:
             most = min(most, len(self.state.vacant()))
         return most - len(self._reserved)
 
+    def has_room(self, peer: str) -> bool:
+        """Whether a peer has a seat, or can get one."""
+        has_own = peer in self._reserved or self.state.seat_of(peer) is not None
+        return has_own or self.num_free > 0
+
     # What happens
 
     def reserve(self, peer: str) -> int:

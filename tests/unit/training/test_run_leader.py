@@ -140,6 +140,7 @@ class Worker:
     Attributes:
         said: what it was asked and told, in order.
         refusals: of the next Starts.
+        ask_seconds: that it takes to answer an Ask.
         before: the incarnation of a part that it has in a group of before; it reports that until it is dismissed.
         group: that it is a member of.
     """
@@ -151,6 +152,7 @@ class Worker:
     leader: str = ""
     said: list[Any] = field(default_factory=list)
     refusals: list[RequestRefusedError] = field(default_factory=list)
+    ask_seconds: float = 0.0
     before: int = 0
     group: Group | None = None
     order: Order | None = None
@@ -197,6 +199,7 @@ class Worker:
 
     async def _on_ask(self, message: TensorMessage) -> None:
         self.said.append(Ask.decode(message.data))
+        await trio.sleep(self.ask_seconds)
         await self._answer(message, RunMessage.OFFER, Offer(1 + len(self.said), 0.5))
 
     async def _on_start(self, message: TensorMessage) -> None:
@@ -262,7 +265,11 @@ class World:
 
 @asynccontextmanager
 async def world(
-    *, before: dict[int, Occupant] | None = None, min_members: int = 1, **settings: Any
+    *,
+    before: dict[int, Occupant] | None = None,
+    min_members: int = 1,
+    max_members: int = 8,
+    **settings: Any,
 ) -> AsyncIterator[World]:
     """A leader that is not running yet.
 
@@ -276,7 +283,7 @@ async def world(
         f"grace = {GRACE}\n"
     )
     run = parse_run_file(text)
-    rules = Rules(min_members, 8, batch_samples=2, steps=1, projected=False)
+    rules = Rules(min_members, max_members, batch_samples=2, steps=1, projected=False)
     machine = RunMachine(rules, RunState(SIZES, seed=1))
     kept, progress = Kept(), Progress()
     for seat, occupant in (before or {}).items():
@@ -368,6 +375,24 @@ async def test_an_optimiser_is_given_until_somebody_has_the_seat() -> None:
         await worker.come(told.host)
         await until(lambda: told.leader.machine.state.occupied())
         assert [(each.seat, each.state) for each in worker.starts()] == [(0, blob)] * 2
+
+
+@pytest.mark.parametrize(("seconds", "best"), [((0.45, 0.45), {0, 1}), ((0.0, 0.45), {0})])
+async def test_a_seat_is_given_to_who_answers_late(
+    seconds: tuple[float, float], best: set[int]
+) -> None:
+    """Where there are more workers than seats, those that answer soon come first; else none stays vacant."""
+    async with world(max_members=1) as told:
+        workers = [await told.worker(), await told.worker()]
+        for worker, slow in zip(workers, seconds, strict=True):
+            worker.ask_seconds = slow
+            await worker.come(told.host)
+        told.nursery.start_soon(told.leader.run)
+        with trio.fail_after(10):
+            await until(told.leader.machine.state.occupied)
+        await trio.sleep(1.0)
+        (started,) = [number for number, each in enumerate(workers) if each.starts()]
+        assert started in best
 
 
 async def test_who_knows_no_such_run_is_told_of_and_not_asked_again(
