@@ -725,6 +725,8 @@ class Leader:
             return await self._hiring.ask(peer_id, need)
         except LackingError as exc:
             self._note_refusal(peer_id, str(exc))
+            # A seat that was kept for it is another's: it trains for somebody else by now.
+            self._machine.release(peer_id)
         except NeuroGridError as exc:
             logger.info("%s was asked, and does not answer: %s", peer_id, exc)
         return None

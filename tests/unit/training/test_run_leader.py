@@ -141,6 +141,8 @@ class Worker:
         said: what it was asked and told, in order.
         refusals: of the next Starts.
         ask_seconds: that it takes to answer an Ask.
+        is_busy: another run trains there.
+        joins: it takes part once it was started.
         before: the incarnation of a part that it has in a group of before; it reports that until it is dismissed.
         group: that it is a member of.
     """
@@ -153,6 +155,8 @@ class Worker:
     said: list[Any] = field(default_factory=list)
     refusals: list[RequestRefusedError] = field(default_factory=list)
     ask_seconds: float = 0.0
+    is_busy: bool = False
+    joins: bool = True
     before: int = 0
     group: Group | None = None
     order: Order | None = None
@@ -200,6 +204,8 @@ class Worker:
     async def _on_ask(self, message: TensorMessage) -> None:
         self.said.append(Ask.decode(message.data))
         await trio.sleep(self.ask_seconds)
+        if self.is_busy:
+            raise RequestRefusedError("another run trains here", code=ErrorCode.BUSY)
         await self._answer(message, RunMessage.OFFER, Offer(1 + len(self.said), 0.5))
 
     async def _on_start(self, message: TensorMessage) -> None:
@@ -208,7 +214,7 @@ class Worker:
         if self.refusals:
             raise self.refusals.pop(0)
         await self._answer(message, RunMessage.STARTED, Started(10.0))
-        if not self.before:
+        if not self.before and self.joins:
             self.nursery.start_soon(self._take_part, start)
 
     async def _on_renew(self, message: TensorMessage) -> None:
@@ -393,6 +399,25 @@ async def test_a_seat_is_given_to_who_answers_late(
         await trio.sleep(1.0)
         (started,) = [number for number, each in enumerate(workers) if each.starts()]
         assert started in best
+
+
+async def test_a_seat_that_was_kept_for_who_trains_elsewhere_is_anothers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It was started, its lease ended before it took part, and another leader has it now; it is here all the same."""
+    monkeypatch.setattr(leading, "_RETRY", 0.1)
+    async with world(max_members=1) as told:
+        gone, other = await told.worker(), await told.worker()
+        gone.joins = False
+        told.nursery.start_soon(told.leader.run)
+        await gone.come(told.host)
+        await until(lambda: told.leader._started_peers())
+        gone.is_busy = True
+        told.leader._lease_lost(gone.host.peer_id)
+        await other.come(told.host)
+        with trio.fail_after(10):
+            await until(told.leader.machine.state.occupied)
+        assert [len(each.starts()) for each in (gone, other)] == [1, 1]
 
 
 async def test_who_knows_no_such_run_is_told_of_and_not_asked_again(
