@@ -12,6 +12,7 @@ from typing import Final
 import trio
 
 from neurogrid.errors import (
+    ConfigurationError,
     LocalProtocolError,
     NeuroGridError,
     PeerRefusedError,
@@ -84,19 +85,24 @@ async def fetch_file(
 
     Raises:
         TransportError: it was not here in time, or is not to be had.
+        ConfigurationError: the file cannot be written.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    store = DirectoryStore(path.parent)
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        store = DirectoryStore(path.parent)
         with trio.fail_after(timeout):
             fetched = await transfers.fetch_blob(list(peers), blob_id, store=store)
+        blob = fetched.blob
+        if blob.path is None:
+            await trio.to_thread.run_sync(path.write_bytes, blob.data)
+        else:
+            os.replace(blob.path, path)
     except trio.TooSlowError as exc:
         raise ResponseTimeout(f"{path.name} was not here within {timeout:g} s") from exc
-    blob = fetched.blob
-    if blob.path is None:
-        await trio.to_thread.run_sync(path.write_bytes, blob.data)
-    else:
-        os.replace(blob.path, path)
+    except OSError as exc:
+        raise ConfigurationError(
+            f"{path}: cannot be written: {exc.strerror or exc}; make room there"
+        ) from exc
     return fetched.peer_id
 
 
@@ -120,6 +126,7 @@ async def fetch_file_patiently(
 
     Raises:
         TransportError, PeerRefusedError: nobody gave it in time; the last that went wrong.
+        ConfigurationError: the file cannot be written.
         RemoteProtocolError: a peer gave something else, and no other did better.
     """
     passed_over = passed_over or PassedOver()

@@ -17,6 +17,7 @@ from trio.testing import MockClock
 
 from neurogrid.errors import (
     CheckpointError,
+    ConfigurationError,
     PeerRefusedError,
     PeerUnreachableError,
     RemoteProtocolError,
@@ -238,6 +239,20 @@ def test_who_takes_files_has_room_for_files_of_training() -> None:
                 if limits != ["PIECE_LIMITS"]:
                     lacking.append(path.relative_to(TRAINING).as_posix())
     assert lacking == []
+
+
+@pytest.mark.parametrize("has_folder", [True, False])
+async def test_a_file_that_cannot_be_written_is_said(tmp_path: Path, has_folder: bool) -> None:
+    """As on a full disk: in one sentence, and by an error that whoever fetches knows."""
+    path = tmp_path / "pieces" / "it"
+    if has_folder:
+        path.mkdir(parents=True)
+    else:
+        path.parent.write_text("no directory")
+    transfers: Any = Line(b"data", 0.0)
+    for fetch in (fetch_file, fetch_file_patiently):
+        with pytest.raises(ConfigurationError, match=r"it: cannot be written: .*; make room there"):
+            await fetch(transfers, BLOB, ["a"], path, timeout=9.0)
 
 
 @pytest.mark.parametrize(

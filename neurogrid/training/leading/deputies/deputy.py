@@ -11,8 +11,8 @@ Source: protocol_spec/training/terms.md.
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable
-from contextlib import AsyncExitStack
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import AsyncExitStack, contextmanager
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -126,7 +126,8 @@ async def stand_by(settings: DeputySettings, progress: LeaderProgress) -> Path |
         NeuroGridError: the run cannot go on; says why.
     """
     directory = RunDirectory(settings.directory)
-    directory.path.mkdir(parents=True, exist_ok=True)
+    with _writing(directory):
+        directory.path.mkdir(parents=True, exist_ok=True)
     identity = Identity.load(settings.identity_file)
     is_deposed = False
     while True:
@@ -263,7 +264,8 @@ class _Deputy:
         if is_known:
             self._leader = self.copy.leader
             run = self._directory.read_run()
-            config = (self._directory.path / _MODEL).read_text(encoding="utf-8")
+            with _writing(self._directory):
+                config = (self._directory.path / _MODEL).read_text(encoding="utf-8")
             manifest = read_manifest(self._directory.data)
         else:
             followed = await self._follow(host, exchange)
@@ -472,7 +474,8 @@ class _Deputy:
                 "a run in stages has no deputy: its leader is to be started again"
             )
         self._directory.write_run(followed.run_file)
-        (self._directory.path / _MODEL).write_text(followed.config, encoding="utf-8")
+        with _writing(self._directory):
+            (self._directory.path / _MODEL).write_text(followed.config, encoding="utf-8")
         return run
 
     def _sources(self) -> list[str]:
@@ -483,11 +486,12 @@ class _Deputy:
     async def _fetch_data(self, transfers: Transfers, followed: Followed) -> Manifest:
         """Copy the data, as far as they are not here."""
         data = self._directory.data
-        data.mkdir(parents=True, exist_ok=True)
         manifest = await _patiently(
             lambda: fetch_manifest(transfers, followed.manifest, self._sources(), _FETCH_TIMEOUT)
         )
-        (data / MANIFEST_NAME).write_bytes(manifest.encode())
+        with _writing(self._directory):
+            data.mkdir(parents=True, exist_ok=True)
+            (data / MANIFEST_NAME).write_bytes(manifest.encode())
         infos = [
             info
             for info in (*manifest.slices, *manifest.held_out)
@@ -508,7 +512,8 @@ class _Deputy:
         async with trio.open_nursery() as nursery:
             for info in infos:
                 nursery.start_soon(fetch, info.blob_id, slice_path(data, info))
-        (data / _COMPLETE).touch()
+        with _writing(self._directory):
+            (data / _COMPLETE).touch()
         return manifest
 
     async def _open_trainer(
@@ -705,6 +710,21 @@ class _Deputy:
             f"{len(self._candidate.members)} members"
         )
         return journal
+
+
+@contextmanager
+def _writing(directory: RunDirectory) -> Iterator[None]:
+    """Say what becomes of a deputy whose disk is full, or not to be written to.
+
+    Raises:
+        ConfigurationError: it is.
+    """
+    try:
+        yield
+    except OSError as exc:
+        raise ConfigurationError(
+            f"{directory.path}: the run cannot be copied there: {exc.strerror or exc}. Make room, and begin again"
+        ) from exc
 
 
 def _laid_aside(journal: Path) -> int | None:
