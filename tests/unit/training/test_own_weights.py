@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from contextlib import AsyncExitStack
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 import trio
 
-from neurogrid.errors import CheckpointError, NeuroGridError
+from neurogrid.errors import CheckpointError, ConfigurationError, NeuroGridError
 from neurogrid.p2p.exchange.exchange import Exchange
 from neurogrid.p2p.hosts.host import Host
 from neurogrid.p2p.memory import open_memory_network
@@ -20,12 +22,17 @@ from neurogrid.training.data.blobs import Providers, SliceCache
 from neurogrid.training.data.own_slices import OwnSlices
 from neurogrid.training.members.member_blobs import MemberBlobs
 from neurogrid.training.members.witnessed.own_weights import OwnWeights
+from neurogrid.training.members.witnessed.witnessed_part import _Member
 from neurogrid.training.runs.outer_state import digest_of
-from neurogrid.training.runs.run_file import DistroSection
-from neurogrid.training.wire.runs import run_table
+from neurogrid.training.runs.run_file import DistroSection, parse_run_file
+from neurogrid.training.wire.runs import EpochReport, run_table
+from tests.unit.full_disk import full_disk
 
 LAYOUT = Layout(("a", "b"), ((96, 64), (5000,)))
 SECTION = DistroSection(top_k=4, chunk=32)
+RUN = parse_run_file(
+    '[model]\nconfig = "x"\n[data]\npath = "x"\n[outer]\nmethod = "distro"\n[stop]\nrounds = 9\n'
+)
 
 
 def random(seed: int) -> torch.Tensor:
@@ -134,3 +141,37 @@ async def test_pieces_that_are_other_weights_are_not_taken(tmp_path: Path) -> No
             await new.weights.fetch(names, blobs, [], a.peer_id, **given)  # type: ignore[arg-type]
         assert torch.equal(new.shared, before)
         assert (new.weights.step, new.weights.digest, new.weights.names) == (0, digest, ())
+
+
+async def test_weights_that_cannot_be_written_for_others_are_said(tmp_path: Path) -> None:
+    """The disk is full, and the member has them all the same; what of them was written takes no room there."""
+    async with open_memory_network() as network, network.open_host() as host:
+        weights = Member(host, tmp_path).weights
+        with (
+            full_disk(),
+            pytest.raises(ConfigurationError, match=r"step-0: the weights .* make room"),
+        ):
+            await weights.offer()
+        assert (weights.step, weights.names, weights.blobs) == (0, (), ())
+        assert not (tmp_path / "pieces" / "step-0").exists()
+        # A member stays one, and says that it has them.
+        told: list[str] = []
+        part: Any = SimpleNamespace(
+            _run_file=RUN,
+            _start=SimpleNamespace(total_steps=9),
+            _auditing=None,
+            _epoch_report=EpochReport(bytes(16), 1, "training"),
+            _tell=lambda: None,
+            _note=lambda state, **more: told.append(state),
+        )
+        nothing: Any = None
+        member = _Member(part, nothing, weights, nothing, nothing)
+        with full_disk():
+            await member._cool_down()
+            await member._cool_down()
+        assert told == ["kept", "kept"]
+        assert (part._epoch_report.has_weights, part._epoch_report.digest) == (True, weights.digest)
+        assert part._epoch_report.names == ()
+        weights.step = 1
+        await member._cool_down()
+        assert part._epoch_report.names == weights.names != ()

@@ -417,6 +417,8 @@ class _Member:
         self._done = (0, 0)
         self._own = b""
         self._kept: int | None = None
+        # Rounds in the weights that could not be written for others.
+        self._unoffered: int | None = None
         self._seats: tuple[int, ...] = ()
         self._cosines: list[float] = []
         self._loss_sum, self._num_tokens, self._num_samples = 0.0, 0, 0
@@ -499,8 +501,8 @@ class _Member:
                 raise BehindError(f"the weights are not to be had: {exc}") from exc
             sources = ", ".join(f"{num} from {called.get(p, p)}" for p, num in sorted(came.items()))
             logger.info("took the weights after round %d in pieces: %s", weights.step, sources)
-        elif not weights.names:
-            await weights.offer()
+        else:
+            await self._offer()
         self._tell_weights("warm")
 
     async def _catch_up(self, told: Epoch) -> None:
@@ -574,11 +576,20 @@ class _Member:
 
     async def _cool_down(self) -> None:
         """Offer the weights to the leader, and to those that join."""
-        weights = self._weights
-        weights.take_back()
-        if not weights.names:
-            await weights.offer()
+        self._weights.take_back()
+        await self._offer()
         self._tell_weights("kept")
+
+    async def _offer(self) -> None:
+        """Let others fetch the weights. A disk that has no room for them is said once: others may have them."""
+        weights = self._weights
+        if weights.names or self._unoffered == weights.step:
+            return
+        try:
+            await weights.offer()
+        except ConfigurationError as exc:
+            self._unoffered = weights.step
+            logger.warning("this member gives its weights to nobody: %s", exc)
 
     def _told_cosines(self) -> dict[str, Any]:
         """How results of the last round that was applied stand beside each other, by seat, rising."""
