@@ -513,6 +513,8 @@ class RunBoard(QuietProgress):
     def _members(self, look: LeaderLook | None) -> tuple[MemberStatus, ...]:
         if look is None:
             return ()
+        here = {peer.peer_id for peer in look.peers}
+        self._losses = {peer: known for peer, known in self._losses.items() if peer in here}
         stages = {stage.peer_id: stage for stage in look.stages}
         found = [
             _as_stage(self._member(look, peer), stages[peer.peer_id])

@@ -222,6 +222,15 @@ def test_a_members_loss_is_that_of_what_it_told_since(run: Run) -> None:
     assert run.board.status().members[0].loss == 4.0
 
 
+def test_what_those_had_told_that_are_gone_is_forgotten(run: Run) -> None:
+    """Workers come and go for as long as the run lasts."""
+    for number in range(30):
+        run.reports = {}
+        run.report(f"worker {number}", loss_sum=300.0, num_tokens=100)
+        assert run.board.status().members[0].loss == 3.0
+    assert len(run.board._losses) == 1
+
+
 def test_a_lost_members_samples_are_told(run: Run) -> None:
     run.join("a", "b", "c")
     run.machine.left(2, "its machine is off")
