@@ -19,7 +19,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Final, Self
@@ -196,8 +196,8 @@ class Journal:
         Raises:
             LocalProtocolError: the journal is closed, or it does not begin with the `RunEntry` of this leader, or that
                 comes a second time.
-            ConfigurationError: it cannot be written. Nothing of it is left, and the journal is closed; whoever writes
-                to it all the same hears the same again.
+            ConfigurationError: it cannot be written. Nothing of it is left, or what is cut off when the journal is
+                opened again, and it is closed; whoever writes to it all the same hears the same again.
         """
         if self._failure:
             raise ConfigurationError(self._failure)
@@ -220,10 +220,9 @@ class Journal:
                 f"cannot write the journal {self.path}: {exc.strerror}. The run stands where it stood: make room, "
                 "and resume it"
             )
-            try:
+            with suppress(OSError):  # as on a disk that takes nothing any more
                 os.ftruncate(self._descriptor, self._num_bytes)
-            finally:
-                self.close()
+            self.close()
             raise ConfigurationError(self._failure) from exc
         self._num_bytes += len(line) + 1
         self._last = hashlib.sha256(line).hexdigest()

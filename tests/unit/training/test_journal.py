@@ -283,6 +283,34 @@ def test_a_full_disk_leaves_what_was_there(path: Path, monkeypatch: pytest.Monke
         assert len(journal.entries) == len(ENTRIES)
 
 
+def test_a_disk_that_takes_nothing_any_more_leaves_what_was_there(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Part of a line cannot be cut off either: that is done when the journal is opened again."""
+    before, write = path.read_bytes(), os.pwrite
+
+    def full(descriptor: int, data: bytes, at: int) -> int:
+        if at > len(before):
+            raise OSError(28, "No space left on device")
+        return write(descriptor, data[:7], at)
+
+    def broken(descriptor: int, length: int) -> None:
+        raise OSError(5, "Input/output error")
+
+    journal = Journal.open(path, LEADER)
+    monkeypatch.setattr(os, "pwrite", full)
+    monkeypatch.setattr(os, "ftruncate", broken)
+    for _ in range(2):
+        with pytest.raises(ConfigurationError, match=r"No space left on device.* make room"):
+            journal.append(EndEntry("again"))
+    monkeypatch.undo()
+    assert path.read_bytes() == before + path.read_bytes()[len(before) :][:7]
+    assert len(read_journal(path)) == len(ENTRIES)
+    with Journal.open(path, LEADER) as journal:
+        assert len(journal.entries) == len(ENTRIES)
+    assert path.read_bytes() == before
+
+
 def test_a_run_without_data_is_none(tmp_path: Path) -> None:
     path = tmp_path / "journal"
     with Journal.open(path, LEADER) as journal:
