@@ -42,7 +42,6 @@ from neurogrid.training.leading.opening import (
     replay,
     rules_of,
     weights_of,
-    written_round,
 )
 from neurogrid.training.leading.progress import ProgressTee
 from neurogrid.training.leading.round_figures import RoundFigures
@@ -144,7 +143,8 @@ async def _lead(
         journal = stack.enter_context(
             Journal.open(directory.journal, identity) if opened is None else opened.journal
         )
-        board.replay(journal.entries, directory.figures())
+        lines = directory.figures()
+        board.replay(journal.entries, lines)
         journal.on_append = board.record
         config = read_config(settings.model)
         if journal.entries:
@@ -159,7 +159,7 @@ async def _lead(
         # Of a deputy members have the weights, or it begins anew.
         checkpoint = latest_of(directory) if opened is None else None
         figures = RoundFigures(run, data.manifest.sequence_length)
-        state = replay(journal, data.manifest, run, _resumable(checkpoint), figures)
+        state = replay(journal, data.manifest, run, _resumable(checkpoint), figures, lines)
         if (
             state.phase is Phase.ENDED
             and checkpoint is not None
@@ -230,9 +230,6 @@ async def _lead(
                 return str(exc)
             return ""
 
-        lines = directory.figures()
-        entries = (recorded.entry for recorded in journal.entries)
-        figures.written(written_round(lines, entries, state.round))
         keeper = Keeper(
             directory,
             run_id,

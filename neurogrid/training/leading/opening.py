@@ -214,11 +214,13 @@ def replay(
     run: RunFile,
     resumable: Collection[int],
     figures: RoundFigures,
+    lines: Sequence[Figures],
 ) -> RunState:
-    """The state that the journal has come to; the figures are told of its rounds.
+    """The state that the journal has come to; the figures are told of its rounds, and which of them have lines.
 
     Args:
         resumable: rounds that the run can go on from, beside those that it was resumed at.
+        lines: of metrics.jsonl, oldest first.
     """
     entries = [recorded.entry for recorded in journal.entries]
     before = {entry.round for entry in entries if isinstance(entry, ResumedEntry)}
@@ -229,6 +231,7 @@ def replay(
             figures.decided(state)
         elif isinstance(entry, ResumedEntry):
             figures.resumed(entry.round)
+    figures.written(written_round(lines, entries, state.round))
     return state
 
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from neurogrid.training.leading.opening import written_round
+from neurogrid.training.leading.opening import replay, written_round
 from neurogrid.training.leading.round_figures import RoundFigures
 from neurogrid.training.runs.entries import ResumedEntry, RoundEntry
 from neurogrid.training.runs.run_file import parse_run_file
@@ -86,6 +90,28 @@ def test_lines_of_rounds_that_were_taken_back_are_none_of_those_in_their_place()
     assert [line["round"] for line in replayed(cluster, written).take(2)] == [2]
     lines = [*lines[:1], {"round": 2}]
     assert written_round(lines, cluster.journal, cluster.state.round) == 2
+
+
+def test_a_leader_that_reads_its_journal_knows_which_rounds_have_lines() -> None:
+    """The same for each kind of leader: the state after round 2 is kept, and its line is yet to be written."""
+    cluster = Cluster(rules(max_samples=None))
+    cluster.join()
+    for _ in range(4):
+        cluster.average()
+    cluster.restarted()
+    cluster.machine.resume(1)
+    cluster.note()
+    cluster.index, cluster.round = 0, 1
+    cluster.join("peer1")
+    cluster.average()
+    journal: Any = SimpleNamespace(entries=[SimpleNamespace(entry=e) for e in cluster.journal])
+    manifest: Any = SimpleNamespace(sizes=SIZES)
+    figures = RoundFigures(RUN, 4)
+    lines: list[dict[str, float]] = [{"round": number} for number in range(1, 5)]
+    state = replay(journal, manifest, replace(RUN, seed=1), {2}, figures, lines)
+    assert state.round == 2
+    figures.resumed(2)
+    assert [line["round"] for line in figures.take(3)] == [2]
 
 
 def test_the_loss_is_of_what_was_told_since_the_round_before() -> None:

@@ -83,7 +83,8 @@ async def lead_chain(settings: LeaderSettings, progress: LeaderProgress, board: 
     async with AsyncExitStack() as stack:
         identity = Identity.load(settings.identity_file)
         journal = stack.enter_context(Journal.open(directory.journal, identity))
-        board.replay(journal.entries, directory.figures())
+        lines = directory.figures()
+        board.replay(journal.entries, lines)
         journal.on_append = board.record
         config = read_config(settings.model)
         prepare = data_of if journal.entries else first_data
@@ -96,7 +97,7 @@ async def lead_chain(settings: LeaderSettings, progress: LeaderProgress, board: 
         figures = RoundFigures(rounds, data.manifest.sequence_length)
         offered = OfferedFiles()
         kept = await ChainState.open(directory.path / "stages", offered)
-        state = replay(journal, data.manifest, run, {kept.step // every}, figures)
+        state = replay(journal, data.manifest, run, {kept.step // every}, figures, lines)
         if (
             state.phase is Phase.ENDED
             and checkpoint is not None
@@ -143,8 +144,6 @@ async def lead_chain(settings: LeaderSettings, progress: LeaderProgress, board: 
             )
         transfers = Transfers(exchange, Providers(offered, weights), limits=PIECE_LIMITS)
         slices = LeaderSlices(data, store, transfers, directory.path / ".slices", lambda _: ())
-        lines = directory.figures()
-        figures.written(int(lines[-1].get("round", 0)) if lines else 0)
         keeper = ChainKeeper(
             directory,
             run,

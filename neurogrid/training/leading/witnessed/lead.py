@@ -91,7 +91,8 @@ async def _lead(settings: LeaderSettings, progress: LeaderProgress, board: RunBo
     async with AsyncExitStack() as stack:
         identity = Identity.load(settings.identity_file)
         journal = stack.enter_context(Journal.open(directory.journal, identity))
-        board.replay(journal.entries, directory.figures())
+        lines = directory.figures()
+        board.replay(journal.entries, lines)
         journal.on_append = board.record
         config = read_config(settings.model)
         prepare = data_of if journal.entries else first_data
@@ -105,7 +106,7 @@ async def _lead(settings: LeaderSettings, progress: LeaderProgress, board: RunBo
         checkpoint = latest_of(directory)
         resume_at = int(checkpoint.state["round"]) if checkpoint is not None else 0
         figures = RoundFigures(run, data.manifest.sequence_length)
-        state = replay(journal, data.manifest, run, {resume_at}, figures)
+        state = replay(journal, data.manifest, run, {resume_at}, figures, lines)
         if state.phase is Phase.ENDED and checkpoint is not None and resume_at == state.round:
             progress.say(f"the run has ended: {state.reason}. {further(directory)}")
             return directory.checkpoints / checkpoint.path.name
@@ -159,8 +160,6 @@ async def _lead(settings: LeaderSettings, progress: LeaderProgress, board: RunBo
             fold_epochs(epochs, entries),
             lambda values: rules_of(changed_run(run, values), data.manifest),
         )
-        lines = directory.figures()
-        figures.written(int(lines[-1].get("round", 0)) if lines else 0)
         keeper = Keeper(
             directory,
             run_id,
