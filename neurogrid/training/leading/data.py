@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import logging
 import os
 import shutil
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Final
 
 import trio
 
-from neurogrid.errors import NeuroGridError
+from neurogrid.errors import ConfigurationError, NeuroGridError
 from neurogrid.p2p.transfer import BlobSource, Transfers
 from neurogrid.training.data.blobs import SliceCache, SliceStore
 from neurogrid.training.data.manifest import Manifest, SliceInfo
@@ -29,7 +31,7 @@ from neurogrid.training.leading.settings import LeaderProgress
 from neurogrid.training.runs.run_directory import RunDirectory
 from neurogrid.training.runs.run_file import RunFile
 
-__all__ = ["LeaderSlices", "RunData", "data_of"]
+__all__ = ["LeaderSlices", "RunData", "check_left_over", "data_of"]
 
 logger = logging.getLogger(__name__)
 
@@ -70,14 +72,62 @@ async def data_of(
         web = WebDirectory(run.data.path)
         if not (out / MANIFEST_NAME).is_file():
             progress.say(f"data come from {web.url}")
+            directory.write_data_asked(_asked(run, model))
             await _keep_manifest(web, out)
         return RunData(out, read_manifest(out), web)
     if not run.data.mixture and (sources[0] / MANIFEST_NAME).is_file():
         return RunData(sources[0], read_manifest(sources[0]))
     if not (out / MANIFEST_NAME).is_file():
         progress.say(f"preparing {', '.join(map(str, sources))}")
+        directory.write_data_asked(_asked(run, model))
         await trio.to_thread.run_sync(_prepare, run, sources, out, model, progress)
     return RunData(out, read_manifest(out))
+
+
+def check_left_over(run: RunFile, directory: RunDirectory, model: Path) -> None:
+    """Refuse data of a run that did not begin, where this one would have others.
+
+    Raises:
+        ConfigurationError: there are such.
+    """
+    asked = directory.read_data_asked()
+    if asked and asked != _asked(run, model) and (directory.data / MANIFEST_NAME).is_file():
+        raise ConfigurationError(
+            f"{directory.data} has data of a run that did not begin, and [data], seed or tokenizer are others now, or "
+            "the file that they were prepared from: remove that directory, and they are prepared anew"
+        )
+
+
+def _asked(run: RunFile, model: Path) -> str:
+    """A digest of all that the data of a run depend on, as far as that is known without reading them."""
+    tokenizer = _tokenizer_of(run, model)
+    is_web = is_web_address(run.data.path)
+    sources = [] if is_web else [run.place(each).resolve() for each in run.data.places]
+    files = [(str(path), *_version_of(path)) for path in sources]
+    told = {
+        **asdict(run.data),
+        "path": run.data.path if is_web else "",
+        "mixture": [part.weight for part in run.data.mixture],
+        "sources": files,
+        "tokenizer": str(tokenizer.resolve()) if tokenizer is not None else "",
+        "seed": run.seed,
+    }
+    return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
+
+
+def _version_of(path: Path) -> tuple[int, ...]:
+    """What changes with a file; nothing of what is none."""
+    if not path.is_file():
+        return ()
+    status = path.stat()
+    return status.st_size, status.st_mtime_ns
+
+
+def _tokenizer_of(run: RunFile, model: Path) -> Path | None:
+    """The directory of the tokenizer that is named, or of the model's own; None where one is trained."""
+    if run.data.tokenizer:
+        return run.place(run.data.tokenizer)
+    return model if model.is_dir() and (model / "tokenizer.json").is_file() else None
 
 
 def _prepare(
@@ -87,9 +137,7 @@ def _prepare(
     from neurogrid.training.data.preparing import find, prepare
 
     told = run.data
-    tokenizer = run.place(told.tokenizer) if told.tokenizer else None
-    if tokenizer is None and model.is_dir() and (model / "tokenizer.json").is_file():
-        tokenizer = model
+    tokenizer = _tokenizer_of(run, model)
     vocab_size = told.vocab_size
     if tokenizer is None and all(
         find(each, has_ids=told.token_bytes > 0).has_ids for each in sources

@@ -11,7 +11,7 @@ import trio
 
 from neurogrid.errors import ConfigurationError
 from neurogrid.training.data.manifest import Manifest
-from neurogrid.training.leading.data import RunData, data_of
+from neurogrid.training.leading.data import RunData, check_left_over, data_of
 from neurogrid.training.leading.model_numbers import ModelNumbers, model_numbers
 from neurogrid.training.leading.settings import LeaderProgress
 from neurogrid.training.runs.estimate import leader_bytes
@@ -43,6 +43,7 @@ async def first_data(
             f"the leader of a model with {numbers.num_parameters:,} parameters needs {needed:,} bytes of memory, and "
             f"{free:,} are free on this machine: lead the run on another, or take a smaller model"
         )
+    check_left_over(run, directory, model)
     were_there = directory.data.exists()
     data = await data_of(run, directory, model, progress)
     try:

@@ -141,6 +141,28 @@ class RunDirectory:
         return self.path / "data"
 
     @property
+    def data_asked(self) -> Path:
+        """A digest of what `data` is prepared from, which is written before that."""
+        return self.path / ".data.json"
+
+    def write_data_asked(self, text: str) -> None:
+        """Write it, whole or not at all.
+
+        Raises:
+            ConfigurationError: it cannot be written.
+        """
+        _write_whole(self.data_asked, text)
+
+    def read_data_asked(self) -> str:
+        """The one that was written; nothing where none was.
+
+        Raises:
+            ConfigurationError: it cannot be read.
+        """
+        path = self.data_asked
+        return _read_text(path, "note on data") if path.exists() else ""
+
+    @property
     def track(self) -> Path:
         """The directory for trackers that keep files."""
         return self.path / "track"

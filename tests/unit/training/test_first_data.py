@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -135,3 +136,35 @@ def test_data_of_another_kind_are_refused(kind: str, manifest: Manifest, told: s
     with pytest.raises(ConfigurationError) as refused_:
         check_model(run, Path("config.json"), ModelNumbers(1000, num_labels=3), manifest)
     assert str(refused_.value) == told
+
+
+def test_data_of_a_run_that_did_not_begin_are_taken_by_none_that_has_others(tmp_path: Path) -> None:
+    """As where somebody sees that the file is another one, and ends the leader while it prepares that."""
+    text, other = tmp_path / "text.txt", tmp_path / "other.txt"
+    text.write_text(" ".join(str(number) for number in range(9000)))
+    other.write_text(" ".join(str(number) for number in range(9000, 18000)))
+    model, directory = tmp_path / "config.json", RunDirectory(tmp_path / "run")
+    model.write_text(json.dumps({**LLAMA, "vocab_size": 512, "max_position_embeddings": 64}))
+    directory.path.mkdir()
+    run = run_of(path=str(text), sequence_length=32, vocab_size=258)
+
+    def first(run: RunFile) -> Manifest:
+        found = trio.run(model_data.first_data, run, directory, model, QuietProgress())
+        manifest: Manifest = found.manifest
+        return manifest
+
+    before = first(run)
+    assert first(run) == before
+    for changed in (
+        run_of(path=str(other), sequence_length=32, vocab_size=258),
+        run_of(path=str(text), sequence_length=16, vocab_size=258),
+        replace(run, seed=run.seed + 1),
+    ):
+        with pytest.raises(ConfigurationError, match="data of a run that did not begin") as told:
+            first(changed)
+        assert str(told.value).startswith(f"{directory.data} has ")
+    text.write_text("other " + text.read_text())
+    with pytest.raises(ConfigurationError, match="did not begin"):
+        first(run)
+    shutil.rmtree(directory.data)
+    assert first(run) != before
