@@ -39,7 +39,7 @@ def held_out_samples(manifest: Manifest, limit: int) -> tuple[HeldOut, ...]:
         if not infos:
             continue
         name = _OTHER.sub("-", part.name)
-        if name in names:
+        while name in names:
             name = f"{name}-{number}"
         names.add(name)
         share = max(1, round(limit * part.num_samples / manifest.num_samples))

@@ -54,3 +54,20 @@ def test_each_part_of_a_mixture_has_its_share() -> None:
     assert [counted(each) for each in held_out_samples(mixed, 1)] == [[(0, 1)], [(2, 1)]]
     figures = eval_figures([(first, 2.0, 30), (second, 4.0, 10)])
     assert figures == {"eval_loss": 2.5, "eval_loss/a-b": 2.0, "eval_loss/a-b-2": 4.0}
+
+
+def test_no_two_parts_have_one_figure() -> None:
+    """Whatever they are called: the name that one gets may be that of another."""
+    mixed = Manifest(
+        "text",
+        TRAINING,
+        HELD[:3],
+        sequence_length=8,
+        vocab_size=500,
+        parts=tuple(
+            PartInfo(name, "", num, num, 1)
+            for name, num in (("a-b-3", 50), ("a b", 30), ("a:b", 20))
+        ),
+    )
+    figures = [each.figure for each in held_out_samples(mixed, 8)]
+    assert figures == ["eval_loss/a-b-3", "eval_loss/a-b", "eval_loss/a-b-3-3"]
