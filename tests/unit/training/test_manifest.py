@@ -210,6 +210,11 @@ def test_a_slice_is_opened(tmp_path: Path) -> None:
     opened = open_slice(path, replace(IMAGES, slices=(one,)), one)
     assert torch.equal(opened["pixel_values"], pixels)
     assert torch.equal(opened["labels"], labels)
+    # However large: they are finite, and their sum is not.
+    large = torch.full((2, 3, 2, 2), 3e38)
+    one = slice_of(path, {"pixel_values": large, "labels": labels}, 2)
+    opened = open_slice(path, replace(IMAGES, slices=(one,)), one)
+    assert torch.equal(opened["pixel_values"], large)
 
 
 @pytest.mark.parametrize(
@@ -238,6 +243,16 @@ def test_a_slice_that_is_not_what_its_manifest_says_is_refused(
     [
         (torch.rand(2, 3, 2, 2), torch.tensor([0, 4]), "labels are 0 to 4, and not 0 to 3"),
         (torch.full((2, 3, 2, 2), torch.nan), torch.tensor([0, 1]), "not finite"),
+        (
+            torch.rand(2, 3, 2, 2).put_(torch.tensor(5), torch.tensor(torch.nan)),
+            torch.tensor([0, 1]),
+            "not finite",
+        ),
+        (
+            torch.rand(2, 3, 2, 2).put_(torch.tensor(5), torch.tensor(-torch.inf)),
+            torch.tensor([0, 1]),
+            "not finite",
+        ),
         (torch.rand(2, 3, 2, 2).half(), torch.tensor([0, 1]), "float16"),
     ],
 )
