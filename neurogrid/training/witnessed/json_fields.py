@@ -28,7 +28,10 @@ def time_of(value: object) -> float:
     """
     if not isinstance(value, str) or len(value) != 16:
         raise ValueError("a time is 16 hexadecimal digits")
-    (found,) = struct.unpack(">d", bytes.fromhex(value))
+    data = bytes.fromhex(value)
+    if len(data) != struct.calcsize(">d"):  # spaces between digits are none
+        raise ValueError("a time is 16 hexadecimal digits")
+    (found,) = struct.unpack(">d", data)
     if not math.isfinite(found):
         raise ValueError("a time is not finite")
     return float(found)

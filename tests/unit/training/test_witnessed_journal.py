@@ -149,6 +149,8 @@ def test_a_state_that_is_none_is_refused() -> None:
         EpochState.read({**written, "more": 0})
     with pytest.raises(ValueError, match="finite"):
         EpochState.read({**written, "began": "7ff0000000000000"})
+    with pytest.raises(ValueError, match="16 hexadecimal digits"):
+        EpochState.read({**written, "began": "40 00 0000000000"})
 
 
 def test_time_alone_brings_a_run_to_rest() -> None:
