@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -122,3 +123,15 @@ def test_who_cuts_weights_otherwise_gives_none() -> None:
     reports = {"a": replace(HERE, names=NAMES[::-1]), "b": replace(HERE, names=(), blobs=())}
     assert providers_of(reports, 4, bytes(32), NAMES, 0) == ((), [])
     assert providers_of({**reports, "c": HERE}, 4, bytes(32), NAMES, 1) == (HERE.blobs, ["c"])
+
+
+def test_many_members_are_looked_at_in_no_time() -> None:
+    """By the members of the run, and not by each for each other: a leader looks whenever one says something."""
+    agreement, members = WeightAgreement(), [f"member {number}" for number in range(1500)]
+    for step in range(16):
+        for number, peer in enumerate(members):
+            agreement.told(peer, step, number.to_bytes(32) if number % 3 else bytes(32))
+    began = time.perf_counter()
+    assert agreement.apart(members) == []
+    assert agreement.digest(3, members) == b""
+    assert time.perf_counter() - began < 2.0

@@ -76,8 +76,9 @@ class WeightAgreement:
 
     def digest(self, step: int, members: Collection[str]) -> bytes:
         """The digest that more than half of these members have told of; empty while there is none."""
-        digests = [each for peer, each in self._told.get(step, {}).items() if peer in members]
-        return next((each for each in digests if 2 * digests.count(each) > len(members)), b"")
+        there = frozenset(members)
+        told = Counter(each for peer, each in self._told.get(step, {}).items() if peer in there)
+        return next((each for each, num in told.items() if 2 * num > len(members)), b"")
 
     def apart(
         self, members: Collection[str], others: Collection[str] = ()
@@ -87,12 +88,11 @@ class WeightAgreement:
         Args:
             others: members that do not count: what they have is compared, and makes no majority.
         """
-        found = []
+        found, known = [], {*members, *others}
         for step, told in self._told.items():
             most = self.digest(step, members)
-            for peer, digest in told.items():
-                is_member = peer in members or peer in others
-                if not most or not is_member or (step, peer) in self._counted:
+            for peer, digest in told.items() if most else ():
+                if peer not in known or (step, peer) in self._counted:
                     continue
                 self._counted.add((step, peer))
                 self._equal += digest == most
