@@ -198,6 +198,9 @@ class RunMachine:
             seat = max([self.state.num_seats - 1, *self._reserved.values()]) + 1
         spans = tuple(spans_of(holds, self.state.num_slices))
         self._note(JoinedEntry(seat, occupant.peer, occupant.incarnation, name, spans))
+        taken = self.state.seats[seat]
+        if self.state.phase is Phase.FINISHING and taken.works and taken.works[-1].ranges:
+            self._deal_syncs([taken])  # nobody had the seat when the others were dealt theirs
         self._go_on()
 
     def left(self, seat: int, reason: str) -> None:
@@ -378,10 +381,13 @@ class RunMachine:
     def _finish(self, reason: str) -> None:
         """Deal nothing but the syncs of those parts of the weights that had no turn since the last steps."""
         self._note(StoppingEntry(reason))
+        self._deal_syncs(self.state.occupied())
+
+    def _deal_syncs(self, seats: Sequence[Seat]) -> None:
         works = [
             (seat.number, self.state.deal(seat.number, 0, weight=1))
             for _ in range(self.rules.num_parts - 1)
-            for seat in self.state.occupied()
+            for seat in seats
             if not (self._is_last_round() and any(work.ranges for work in seat.works))
         ]
         if works:

@@ -265,6 +265,34 @@ def test_members_are_found_for_works_that_wait_for_somebody() -> None:
     assert (cluster.machine.wants_members, audit([RUN, *cluster.journal]).problems) == (False, ())
 
 
+def test_vacant_seats_have_the_last_syncs_too() -> None:
+    """A run that is to stop while it waits for its members: what they learn in their last works is of all parts."""
+    cluster = Cluster(rules(min_members=2, max_samples=None, projected=False, num_parts=3))
+    cluster.join("a")
+    cluster.join("b")
+    cluster.average()
+    cluster.restarted()
+    cluster.machine.resume(1)
+    assert not cluster.state.occupied()
+    cluster.machine.stop("hours are over")
+    cluster.join("a")
+    cluster.note()
+    # Another leader, before the second one is back: nothing is dealt twice.
+    cluster.restarted()
+    cluster.machine.resume(1)
+    cluster.machine.stop("hours are over")
+    cluster.join("a")
+    cluster.join("b")
+    for seat in cluster.state.occupied():
+        assert [bool(work.ranges) for work in seat.works[-3:]] == [True, False, False]
+    cluster.index, cluster.round = 0, 1
+    while cluster.state.phase is not Phase.ENDED:
+        cluster.average()
+    last = [entry for entry in cluster.journal if isinstance(entry, RoundEntry)][-3:]
+    assert [bool(entry.ranges) for entry in last] == [True, False, False]
+    assert audit([RUN, *cluster.journal]).problems == ()
+
+
 def test_what_is_resumed_deals_what_was_dealt() -> None:
     cluster = Cluster(rules(min_members=2, max_samples=None))
     cluster.join("a")
