@@ -2,11 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import chain, combinations, pairwise, product
+from typing import Final
 
-__all__ = ["fill", "place"]
+__all__ = ["AreApart", "contacts", "fill", "place", "place_apart"]
 
 Stages = tuple[tuple[str, ...], ...]
+
+AreApart = Callable[[str, str], bool]
+"""Whether two members cannot reach each other."""
+
+# Members that are tried in places, before it is given up to find places for all.
+_MAX_TRIES: Final = 20_000
+
+
+def contacts(stages: Sequence[Sequence[str]]) -> Iterator[tuple[str, str]]:
+    """Members that send each other something: of one stage, of one and the next, and of the first and the last."""
+    for stage in stages:
+        yield from combinations(stage, 2)
+    for stage, following in pairwise(stages):
+        yield from product(stage, following)
+    if len(stages) > 2:
+        yield from product(stages[0], stages[-1])
 
 
 def place(before: Sequence[Sequence[str]], usable: Sequence[str], num_stages: int) -> Stages:
@@ -20,16 +38,35 @@ def place(before: Sequence[Sequence[str]], usable: Sequence[str], num_stages: in
         usable: members that can be stages, those to be preferred first; at least as many as stages.
         num_stages: of the chain.
     """
-    here = set(usable)
-    stages = [
-        [peer for peer in (before[index] if index < len(before) else ()) if peer in here]
-        for index in range(num_stages)
-    ]
+    stages = _left_of(before, usable, num_stages)
     placed = {peer for stage in stages for peer in stage}
     free = [peer for peer in usable if peer not in placed]
     for stage in stages:
         if not stage:
             stage.append(free.pop(0) if free else max(stages, key=len).pop())
+    return tuple(map(tuple, stages))
+
+
+def place_apart(
+    before: Sequence[Sequence[str]], usable: Sequence[str], num_stages: int, are_apart: AreApart
+) -> Stages | None:
+    """The same, of members that all reach those that they are in contact with; None where no such places are found.
+
+    Those that were in a stage stay where they can. Others come in the place of those that cannot: such as are free
+    first.
+    """
+    left = _left_of(before, usable, num_stages)
+    free = [peer for peer in usable if peer not in chain(*left)]
+    chosen = _choose([[*own, *free] for own in left], are_apart) or _choose(
+        [[*own, *free, *usable] for own in left], are_apart
+    )
+    if chosen is None:
+        return None
+    stages = [[peer] for peer in chosen]
+    for index, stage in enumerate(left):
+        for peer in stage:
+            if peer not in chain(*stages) and _reaches(stages, index, peer, are_apart):
+                stages[index].append(peer)
     return tuple(map(tuple, stages))
 
 
@@ -39,6 +76,7 @@ def fill(
     most: int,
     fits: Callable[[str, int], bool],
     sizes: Sequence[float],
+    are_apart: AreApart = lambda peer, other: False,
 ) -> Stages:
     """The same with those who are free, each in the stage whose members have most to do.
 
@@ -47,13 +85,61 @@ def fill(
         most: members of a stage.
         fits: whether a member has room for a stage.
         sizes: of each stage, in any unit: what its members share.
+        are_apart: such members come where they are not in contact, or nowhere.
     """
     found = [list(stage) for stage in stages]
     placed = {peer for stage in stages for peer in stage}
     for peer in usable:
         if peer in placed:
             continue
-        open_ones = [i for i in range(len(found)) if len(found[i]) < most and fits(peer, i)]
+        open_ones = [
+            i
+            for i in range(len(found))
+            if len(found[i]) < most and fits(peer, i) and _reaches(found, i, peer, are_apart)
+        ]
         if open_ones:
             found[max(open_ones, key=lambda i: sizes[i] / len(found[i]))].append(peer)
     return tuple(map(tuple, found))
+
+
+def _choose(candidates: Sequence[Sequence[str]], are_apart: AreApart) -> list[str] | None:
+    """One of the candidates for each stage, the first that there are; None where it is not found."""
+    chosen: list[str] = []
+    ways = [iter(candidates[0])]
+    for _ in range(_MAX_TRIES):
+        peer = next(ways[-1], None)
+        if peer is None:
+            ways.pop()
+            if not ways:
+                return None
+            chosen.pop()
+            continue
+        is_last = len(chosen) == len(candidates) - 1
+        beside = [*chosen[-1:], *(chosen[:1] if is_last else ())]
+        if peer in chosen or any(are_apart(peer, other) for other in beside):
+            continue
+        chosen.append(peer)
+        if is_last:
+            return chosen
+        ways.append(iter(candidates[len(chosen)]))
+    return None
+
+
+def _left_of(
+    before: Sequence[Sequence[str]], usable: Sequence[str], num_stages: int
+) -> list[list[str]]:
+    """Those of the stages before that are usable."""
+    here = set(usable)
+    return [
+        [peer for peer in (before[index] if index < len(before) else ()) if peer in here]
+        for index in range(num_stages)
+    ]
+
+
+def _reaches(stages: Sequence[Sequence[str]], index: int, peer: str, are_apart: AreApart) -> bool:
+    """Whether a member more of a stage would reach all that it is in contact with."""
+    last = len(stages) - 1
+    beside = {index, max(index - 1, 0), min(index + 1, last)}
+    if index in (0, last):
+        beside |= {0, last}
+    return not any(are_apart(peer, other) for each in beside for other in stages[each])

@@ -1,17 +1,19 @@
 """Which members become replicas of a model, and how it is cut for each. Pure.
 
 Those that have most room come first: one that has room for all of it is a replica by itself, others are as few stages
-as have room for it together.
+as have room for it together. Two that cannot reach each other are in different replicas, or stages that need not.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import NamedTuple
 
 from neurogrid.errors import ConfigurationError
 from neurogrid.training.stages.cutting import StageSizes, cut_layers
+from neurogrid.training.stages.placement import AreApart, contacts, place_apart
 
 __all__ = ["ReplicaCut", "cut_replicas"]
 
@@ -29,7 +31,12 @@ class ReplicaCut(NamedTuple):
 
 
 def cut_replicas(
-    rooms: Mapping[str, int], sizes: StageSizes, *, most: int, stages: int
+    rooms: Mapping[str, int],
+    sizes: StageSizes,
+    *,
+    most: int,
+    stages: int,
+    are_apart: AreApart = lambda peer, other: False,
 ) -> list[ReplicaCut]:
     """Replicas of members that are in none.
 
@@ -38,26 +45,41 @@ def cut_replicas(
         sizes: what stages take.
         most: replicas.
         stages: of a replica at most.
+        are_apart: whether two members cannot reach each other; where there is no other way, it counts for nothing.
     """
     free = sorted(rooms, key=lambda peer: -(rooms[peer] or math.inf))
     found: list[ReplicaCut] = []
     while len(found) < most:
-        for num in range(1, min(stages, len(free), len(sizes.layers)) + 1):
-            cut = _cut(free[:num], rooms, sizes)
-            if cut is not None:
-                found.append(cut)
-                del free[:num]
-                break
-        else:
+        cut = _first_cut(free, rooms, sizes, stages, are_apart)
+        if cut is None:
+            cut = _first_cut(free, rooms, sizes, stages, lambda peer, other: False)
+        if cut is None:
             break
+        found.append(cut)
+        free = [peer for peer in free if peer not in cut.peers]
     return found
 
 
-def _cut(peers: Sequence[str], rooms: Mapping[str, int], sizes: StageSizes) -> ReplicaCut | None:
-    # Whether the ends or the layers take more, the member with most room is where that is.
-    for order in (peers, [peers[-1], *peers[:-1]]):
-        try:
-            return ReplicaCut(tuple(order), cut_layers(sizes, [rooms[peer] for peer in order]))
-        except ConfigurationError:
-            continue
+def _first_cut(
+    free: Sequence[str],
+    rooms: Mapping[str, int],
+    sizes: StageSizes,
+    stages: int,
+    are_apart: AreApart,
+) -> ReplicaCut | None:
+    """The replica of as few members as can be, of those that come first."""
+    for num in range(1, min(stages, len(free), len(sizes.layers)) + 1):
+        # Whether the ends or the layers take more, the member with most room is where that is.
+        peers = free[:num]
+        orders: list[Sequence[str]] = [peers, [peers[-1], *peers[:-1]]]
+        orders = [each for each in orders if not _are_any_apart(each, are_apart)]
+        if not orders and (stages_apart := place_apart((), free, num, are_apart)):
+            orders = [[peer for (peer,) in stages_apart]]
+        for order in orders:
+            with suppress(ConfigurationError):
+                return ReplicaCut(tuple(order), cut_layers(sizes, [rooms[peer] for peer in order]))
     return None
+
+
+def _are_any_apart(order: Sequence[str], are_apart: AreApart) -> bool:
+    return any(are_apart(*pair) for pair in contacts([(peer,) for peer in order]))

@@ -176,6 +176,10 @@ class Member:
         names = state_pieces(self.order.bounds, self.index)
         return {name: state_piece(f"{name} after {step}") for name in names}
 
+    def lost(self) -> str:
+        """The peer id of a member of its order that it cannot reach; empty for nobody."""
+        return ""
+
     def fault(self, apply: Apply) -> str:
         """Why it fails after it has made a step; empty where it does not."""
         return ""
@@ -218,6 +222,11 @@ class Member:
         assert sender_of(message) == self._leader
         self.orders.append(StageOrder.decode(message.data))
         self.holds = self.order.step
+        if lost := self.lost():
+            await self.report(
+                "failed", self.order.step, reason="a stage cannot be reached", lost=lost
+            )
+            return
         await self.report("ready", self.order.step)
 
     async def _on_step(self, message: TensorMessage) -> None:

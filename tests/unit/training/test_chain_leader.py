@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,7 +15,7 @@ import trio
 
 from neurogrid.errors import NoRouteError
 from neurogrid.p2p import TensorMessage
-from neurogrid.training.wire.runs import Apply, Report, RunMessage, Started
+from neurogrid.training.wire.runs import Apply, Report, RunMessage, StageReport, Started
 from tests.unit.training.scripted_chain import RUN, Member, open_chain, state_piece
 
 
@@ -210,3 +214,71 @@ async def test_the_place_of_a_member_that_is_given_up_is_anothers(tmp_path: Path
         await chain.leader.run()
         assert [member.num_started for member in chain.members] == [1, 1]
         assert chain.state.step == 8
+
+
+def who_lost(pair: set[str], *, fails: int = 99) -> Callable[[Member], None]:
+    """Have the first two members of the first chain not reach each other, where they are neighbours, so often."""
+    left = [fails]
+
+    def begin(member: Member) -> None:
+        def lost() -> str:
+            if not pair:
+                pair.update(member.order.peers[:2])
+            ring = (*member.order.peers, *member.order.peers[:1])
+            if member.peer_id not in pair or pair not in map(set, pairwise(ring)) or not left[0]:
+                return ""
+            left[0] -= 1
+            (other,) = pair - {member.peer_id}
+            return other
+
+        member.lost = lost  # type: ignore[method-assign]
+
+    return begin
+
+
+@pytest.mark.parametrize(("members", "stages"), [(3, 2), (4, 4)])
+async def test_two_that_cannot_reach_each_other_are_put_apart(
+    tmp_path: Path, members: int, stages: int
+) -> None:
+    """A spare comes in the place of one, or others change places: nobody fails so often that it is not asked again."""
+    pair: set[str] = set()
+    begin = who_lost(pair)
+    async with open_chain(tmp_path, members=members, stages=stages, begin=begin) as chain:
+        await chain.leader.run()
+        assert chain.state.step == 8
+        assert len(chain.progress.warned) == 1
+        names = " and ".join(each.name for each in chain.members if each.peer_id in pair)
+        said = f"{names} cannot reach each other: they are put where they need not"
+        assert [text for text in chain.progress.said if "cannot reach" in text] == [said]
+        assert all(each.num_failures < 2 for each in chain.leader._members._workers.values())
+
+
+async def test_two_that_could_not_reach_each_other_are_neighbours_where_there_is_no_other_way(
+    tmp_path: Path,
+) -> None:
+    begin = who_lost(set(), fails=2)
+    async with open_chain(tmp_path, begin=begin) as chain:
+        await chain.leader.run()
+        assert chain.state.step == 8
+        assert not [text for text in chain.progress.said if "cannot reach" in text]
+
+
+async def test_who_comes_anew_may_be_reached(tmp_path: Path) -> None:
+    async with open_chain(tmp_path) as chain:
+        one, other = chain.members
+        known = chain.leader._members
+        while len(known._workers) < 2:
+            await trio.sleep(0.01)
+        report = StageReport(RUN, 1, "failed", 0, reason="it is lost", lost=other.peer_id)
+        for lost in (other.peer_id, one.peer_id, "a stranger"):
+            message = TensorMessage(
+                RunMessage.STAGE_REPORT,
+                data=replace(report, lost=lost).encode(),
+                from_peer=one.peer_id,
+            )
+            known._on_stage_report(message)
+        assert known.are_apart(one.peer_id, other.peer_id)
+        assert known.are_apart(other.peer_id, one.peer_id)
+        assert len(known._apart) == 1
+        known._on_opened(other.peer_id, SimpleNamespace(role="worker", name=""))  # type: ignore[arg-type]
+        assert not known.are_apart(one.peer_id, other.peer_id)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from itertools import combinations, permutations
+
 from hypothesis import given
 from hypothesis import strategies as st
 
-from neurogrid.training.stages.placement import fill, place
+from neurogrid.training.stages.placement import contacts, fill, place, place_apart
 
 PEERS = "abcdefghij"
 
@@ -62,3 +64,44 @@ def test_who_is_free_comes_where_there_is_most_to_do(
 def test_the_larger_stage_gets_the_first_one() -> None:
     stages = fill((("a",), ("b",)), "abcde", 3, lambda peer, index: True, [2, 3])
     assert stages == (("a", "d"), ("b", "c", "e"))
+
+
+@given(histories(), st.sets(st.sampled_from(sorted(combinations(PEERS, 2))), max_size=6))
+def test_those_that_cannot_reach_each_other_need_not(
+    history: tuple[list[list[str]], list[str], int], lost: set[tuple[str, str]]
+) -> None:
+    before, usable, num_stages = history
+
+    def are_apart(peer: str, other: str) -> bool:
+        return tuple(sorted((peer, other))) in lost
+
+    stages = place_apart(before, usable, min(num_stages, 5), are_apart)
+    if stages is None:
+        ways = permutations(usable, min(num_stages, 5))
+        assert all(
+            any(are_apart(*pair) for pair in contacts([(peer,) for peer in way])) for way in ways
+        )
+        return
+    assert len(stages) == min(num_stages, 5)
+    assert all(stages)
+    assert not any(are_apart(*pair) for pair in contacts(stages))
+    members = [peer for stage in stages for peer in stage]
+    assert len(set(members)) == len(members)
+    assert set(members) <= set(usable)
+    if not lost:
+        kept = [{peer for peer in stage if peer in usable} for stage in before[: len(stages)]]
+        assert all(not old or old & set(stage) for old, stage in zip(kept, stages, strict=False))
+
+
+def test_a_spare_comes_between_or_others_change_places() -> None:
+    def are_apart(peer: str, other: str) -> bool:
+        return {peer, other} == {"a", "b"}
+
+    before = [["a"], ["b"], ["c"], ["d"]]
+    assert place_apart(before, "abcds", 4, are_apart) == (("a",), ("s",), ("c",), ("d",))
+    assert place_apart(before, "abcd", 4, are_apart) == (("a",), ("c",), ("b",), ("d",))
+    assert place_apart([["a"], ["b"]], "ab", 2, are_apart) is None
+    assert place_apart([["a", "c"], ["b"]], "abc", 2, are_apart) == (("c",), ("b",))
+    assert fill(
+        (("a",), ("c",), ("d",), ("e",)), "b", 2, lambda *_: True, [9, 1, 2, 9], are_apart
+    ) == ((("a",), ("c",), ("d", "b"), ("e",)))

@@ -46,3 +46,19 @@ def test_each_fits_and_nobody_is_in_two(rooms: dict[str, int], most: int, stages
         assert (each.bounds[0], each.bounds[-1]) == (0, 4)
         for peer, start, stop in zip(each.peers, each.bounds, each.bounds[1:], strict=False):
             assert not rooms[peer] or SIZES.needed(start, stop) <= rooms[peer]
+
+
+def test_two_that_cannot_reach_each_other_are_no_neighbours() -> None:
+    rooms = {"a": 29, "b": 28, "c": 27, "d": 26}
+
+    def cut(*pairs: str) -> list[tuple[str, ...]]:
+        lost = {frozenset(pair) for pair in pairs}
+        found = cut_replicas(
+            rooms, SIZES, most=4, stages=3, are_apart=lambda one, other: {one, other} in lost
+        )
+        return [each.peers for each in found]
+
+    assert cut() == [("a", "b"), ("c", "d")]
+    assert cut("ab") == [("a", "c"), ("b", "d")]
+    # There is no other way: it counts for nothing.
+    assert cut("ab", "ac", "ad", "bc", "bd", "cd") == [("a", "b"), ("c", "d")]

@@ -3,15 +3,17 @@
     members -> stages and a cut -> orders -> all are ready
 
 Whoever holds the state goes on at once. Where a stage has nobody left who does, all go on from the state that the
-leader keeps; so they do where no step is to come after the one that they hold. A member more loads the layers of a
-stage while the others go on, and is given the state between two steps.
+leader keeps; so they do where no step is to come after the one that they hold, and where two that have lost each other
+can be put apart. A member more loads the layers of a stage while the others go on, and is given the state between two
+steps.
 """
 
 from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final
@@ -28,7 +30,7 @@ from neurogrid.training.leading.hiring import HEARTBEAT
 from neurogrid.training.leading.settings import LeaderProgress
 from neurogrid.training.stages.chain_estimate import rooms_of
 from neurogrid.training.stages.cutting import StageSizes, cut_layers
-from neurogrid.training.stages.placement import fill, place
+from neurogrid.training.stages.placement import contacts, fill, place, place_apart
 from neurogrid.training.wire.runs import RunMessage, StageOrder
 
 __all__ = ["Arranger"]
@@ -98,6 +100,7 @@ class Arranger:
         self._layout = facts.run_file.layout
         self._joiners: dict[str, _Joiner] = {}
         self._has_begun = False
+        self._said_apart: set[str] = set()
         self.last: Chain | None = None
 
     async def arrange(self, *, from_kept: bool = False) -> Chain:
@@ -112,8 +115,14 @@ class Arranger:
         """
         self._joiners.clear()
         if not from_kept and (held := await self._held()) is not None:
-            return await self._begin(held)
+            if self._lost_in(held.stages):
+                # One that was killed is lost to the leader too, in a moment.
+                await trio.sleep(HEARTBEAT)
+                held = await self._held()
+            if held is not None and not self._may_be_apart(held.stages):
+                return await self._begin(held)
         stages, bounds = await self._choose()
+        self._say_apart(stages)
         return await self._begin(
             Chain(
                 self._orders.draw_number(),
@@ -196,8 +205,47 @@ class Arranger:
         stages = holders()
         if not all(stages):
             return None
+        stages = self._thinned(stages)
         here = frozenset(peer for stage in stages for peer in stage)
         return Chain(self._orders.draw_number(), stages, last.bounds, step, holders=here)
+
+    # Those that have lost each other
+
+    def _lost_in(self, stages: Stages) -> list[tuple[str, str]]:
+        """Those that are to send each other something, and of whom one has told that it lost the other."""
+        return [pair for pair in contacts(stages) if self._members.are_apart(*pair)]
+
+    def _thinned(self, stages: Stages) -> Stages:
+        """The same without one of two that have lost each other, where its stage has others."""
+        found = [list(stage) for stage in stages]
+        for pair in self._lost_in(stages):
+            own = [stage for peer in reversed(pair) for stage in found if peer in stage]
+            widest = max(own, key=len)
+            if len(own) == 2 and len(widest) > 1:
+                widest.remove(next(peer for peer in reversed(pair) if peer in widest))
+        return tuple(map(tuple, found))
+
+    def _may_be_apart(self, stages: Stages) -> bool:
+        """Whether two have lost each other in these stages, and there are others now in which none has."""
+        usable = self._members.usable()
+        if not self._lost_in(stages) or len(usable) < len(stages):
+            return False
+        try:
+            others, _ = self._fitting(usable, len(stages))
+        except ConfigurationError:
+            return False
+        return not self._lost_in(others)
+
+    def _say_apart(self, stages: Stages) -> None:
+        """Say once of those that had lost each other that they are put apart."""
+        usable, lost = {*self._members.usable()}, {*map(frozenset, self._lost_in(stages))}
+        for pair in self._lost_in(self.last.stages) if self.last is not None else ():
+            if usable.issuperset(pair) and frozenset(pair) not in lost:
+                names = " and ".join(sorted(map(self._members.called, pair)))
+                text = f"{names} cannot reach each other: they are put where they need not"
+                if text not in self._said_apart:
+                    self._said_apart.add(text)
+                    self._progress.say(text)
 
     # Those that are here
 
@@ -249,16 +297,36 @@ class Arranger:
         Raises:
             ConfigurationError: there are none.
         """
-        before = self.last.stages if self.last is not None else ()
         quick = [peer for peer in usable if not self._members.get(peer).is_slow]
+        *ways, last = self._ways(usable, quick, num_stages)
+        for stages in ways:
+            with suppress(ConfigurationError):
+                bounds = self._cut(stages)
+                return self._filled(stages, bounds, quick), bounds
+        bounds = self._cut(last)
+        return self._filled(last, bounds, quick), bounds
+
+    def _ways(
+        self, usable: Sequence[str], quick: Sequence[str], num_stages: int
+    ) -> Iterator[Stages]:
+        """Stages that there may be, those to be preferred first: whoever was in one stays there, or those come that
+        have most room. Such in which two have lost each other come last."""
+        before = self.last.stages if self.last is not None else ()
+        first = usable[: max(num_stages, len(quick))]
         largest = sorted(usable, key=lambda peer: self._members.get(peer).memory or math.inf)
-        chosen = place(before, usable[: max(num_stages, len(quick))], num_stages)
-        try:
-            bounds = self._cut(chosen)
-        except ConfigurationError:
-            chosen = tuple((peer,) for peer in largest[-num_stages:])
-            bounds = self._cut(chosen)
-        return self._filled(chosen, bounds, quick), bounds
+        usual = place(before, first, num_stages), tuple((p,) for p in largest[-num_stages:])
+        are_apart = self._members.are_apart
+        if not self._lost_in(usual[0]):
+            yield usual[0]
+        else:
+            yield from filter(
+                None, (place_apart(before, each, num_stages, are_apart) for each in (first, usable))
+            )
+        if not self._lost_in(usual[1]):
+            yield usual[1]
+        elif found := place_apart((), largest[::-1], num_stages, are_apart):
+            yield found
+        yield from filter(self._lost_in, usual)
 
     def _filled(self, stages: Stages, bounds: Sequence[int], peers: Sequence[str]) -> Stages:
         """The same with those who are free, as far as the run file and their memory let them."""
@@ -268,7 +336,8 @@ class Arranger:
             (room,) = self._rooms([peer_id])
             return not room or needed[index] <= room
 
-        return fill(stages, peers, self._layout.stage_members, fits, needed)
+        most = self._layout.stage_members
+        return fill(stages, peers, most, fits, needed, self._members.are_apart)
 
     def _cut(self, stages: Stages) -> tuple[int, ...]:
         last = self.last

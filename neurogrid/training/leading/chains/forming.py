@@ -108,6 +108,7 @@ class Forming:
             self._sizes,
             most=self._layout.replicas - self._num_replicas() - len(self._chains),
             stages=self._layout.stages,
+            are_apart=self._members.are_apart,
         )
         chains = [
             Chain(

@@ -112,6 +112,8 @@ class ChainMembers:
         self._hiring = Hiring(exchange, facts.run_id)
         self._workers: dict[str, ChainWorker] = {}
         self._num_workers = 0
+        # Of whom one has told that it lost the other.
+        self._apart: set[frozenset[str]] = set()
         self.changed = RenewedEvent()
         self.tell = self._hiring.tell
         exchange.on_message(RunMessage.REPORT, self._on_report)
@@ -234,6 +236,10 @@ class ChainMembers:
                 f"{self.called(peer_id)} has failed {_MAX_FAILURES} times, and is not asked again: {reason}"
             )
 
+    def are_apart(self, peer_id: str, other: str) -> bool:
+        """Whether one of two has told that it cannot reach the other, since either was here anew."""
+        return frozenset((peer_id, other)) in self._apart
+
     def note_done(self, peers: Iterable[str]) -> None:
         """Note that workers have done what they were told: what went wrong before counts no more."""
         for peer_id in peers:
@@ -293,8 +299,9 @@ class ChainMembers:
         if hello.role == "worker":
             worker = self._workers.setdefault(peer_id, ChainWorker())
             worker.name = hello.name or worker.name
-            # It may be another process.
+            # It may be another process, or at another place.
             worker.is_started, worker.stage = False, None
+            self._apart = {pair for pair in self._apart if peer_id not in pair}
             self.changed.set()
 
     def _on_lost(self, peer_id: str, reason: NeuroGridError) -> None:
@@ -333,6 +340,8 @@ class ChainMembers:
         report, worker = StageReport.decode(message.data), self.heard(message)
         if worker is not None and report.run == self._facts.run_id:
             worker.stage = report
+            if report.lost in self._workers and report.lost != sender_of(message):
+                self._apart.add(frozenset((report.lost, sender_of(message))))
 
     # Asking
 
