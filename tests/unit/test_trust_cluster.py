@@ -25,6 +25,7 @@ from neurogrid.p2p.trust import (
     RefusedError,
     RevocationList,
 )
+from neurogrid.p2p.trust.private_files import write_private
 from tests.unit.full_disk import full_disk
 from tests.unit.test_trust_formats import OTHER, PEER
 
@@ -288,6 +289,27 @@ def test_however_many_join_at_once_no_more_than_are_meant_to_do(
     assert len(admitted) == max_uses
     for peer_id, told in results:  # both times the same
         assert told == admitted.get(peer_id, Refusal.TOKEN_USED_UP)
+
+
+def test_two_that_write_a_file_at_once_both_write_it_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As two commands of one user that put a ticket into one file."""
+    path, sync = tmp_path / "ticket", os.fsync
+
+    def after_another(descriptor: int) -> None:
+        monkeypatch.setattr(os, "fsync", sync)
+        write_private(path, b"another's")
+        assert path.read_bytes() == b"another's"
+        sync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", after_another)
+    write_private(path, b"one's")
+    assert path.read_bytes() == b"one's"
+    assert mode(path) == 0o600
+    with full_disk(), pytest.raises(ConfigurationError, match=r"cannot write .*ticket"):
+        write_private(path, b"a third one's")
+    assert list(tmp_path.iterdir()) == [path]
 
 
 def test_on_a_full_disk_nothing_is_revoked_and_that_is_said(cluster: Cluster) -> None:

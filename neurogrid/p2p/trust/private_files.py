@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -56,16 +57,19 @@ def write_private(path: Path, data: bytes) -> None:
     Raises:
         ConfigurationError: it cannot be written.
     """
-    new = path.parent / f"{path.name}.new"
     try:
-        new.unlink(missing_ok=True)
-        descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(descriptor, "wb") as file:
-            _give_to_owner(descriptor, path.parent)
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        new.replace(path)
+        # A name of its own: two processes may write the file at once, and each is to put its own there, whole.
+        descriptor, new = tempfile.mkstemp(dir=path.parent, prefix=f"{path.name}-", suffix=".new")
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                _give_to_owner(descriptor, path.parent)
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(new, path)
+        except BaseException:  # it may be a key
+            Path(new).unlink(missing_ok=True)
+            raise
         _sync(path.parent)
     except OSError as exc:
         raise ConfigurationError(f"cannot write {path}: {exc.strerror}") from exc
