@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import stat
+import subprocess
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -24,8 +26,10 @@ from neurogrid.p2p.trust import (
     Refusal,
     RefusedError,
     RevocationList,
+    private_files,
 )
-from neurogrid.p2p.trust.private_files import write_private
+from neurogrid.p2p.trust.private_files import locked, write_private
+from tests.unit.forked import Forked
 from tests.unit.full_disk import full_disk
 from tests.unit.test_trust_formats import OTHER, PEER
 
@@ -310,6 +314,30 @@ def test_two_that_write_a_file_at_once_both_write_it_whole(
     with full_disk(), pytest.raises(ConfigurationError, match=r"cannot write .*ticket"):
         write_private(path, b"a third one's")
     assert list(tmp_path.iterdir()) == [path]
+
+
+def stop_inside(directory: Path) -> None:
+    with locked(directory):
+        print("locked", flush=True)
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def test_a_command_that_was_stopped_is_waited_for_with_a_deadline(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It keeps the lock: a coordinator to which somebody comes by a ticket would stand still for it."""
+    monkeypatch.setattr(private_files, "LOCK_TIMEOUT", 0.2)
+    data = cluster.ticket(PEER, [], max_uses=1, now=NOW).token.data
+    with Forked(stop_inside, cluster.directory, stdout=subprocess.PIPE) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "locked\n"
+            with pytest.raises(ConfigurationError, match=rf"process {process.pid} on .*kill -CONT"):
+                cluster.redeem(data, PEER, now=NOW, lifetime=60)
+        finally:
+            process.send_signal(signal.SIGCONT)
+    assert process.returncode == 0
+    assert cluster.redeem(data, PEER, now=NOW, lifetime=60).peer_id == PEER
 
 
 def test_on_a_full_disk_nothing_is_revoked_and_that_is_said(cluster: Cluster) -> None:

@@ -11,23 +11,18 @@ ends (`locked`) is not kept out. Other things that one process at a time may hav
 from __future__ import annotations
 
 import fcntl
-import json
 import os
-import platform
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
 from neurogrid.errors import ConfigurationError
-from neurogrid.p2p.trust.certificate import format_time
-from neurogrid.p2p.trust.private_files import open_private
+from neurogrid.p2p.trust.private_files import holder_of, note_holder, open_private
 
 __all__ = ["DirectoryInUseError", "held", "held_alone"]
 
 FILE: Final = "running"
-MAX_FILE_BYTES: Final = 4096
 
 
 class DirectoryInUseError(ConfigurationError):
@@ -71,24 +66,13 @@ def held_alone(path: Path, in_use: Callable[[str], str]) -> Iterator[None]:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as exc:
-            holder = _read_holder(os.pread(descriptor, MAX_FILE_BYTES, 0))
-            raise DirectoryInUseError(in_use(holder)) from exc
+            raise DirectoryInUseError(in_use(holder_of(descriptor))) from exc
         except OSError as exc:
             raise ConfigurationError(f"cannot lock {path}: {exc.strerror}") from exc
-        told = {"pid": os.getpid(), "host": platform.node(), "since": int(time.time())}
         try:
-            os.ftruncate(descriptor, 0)
-            os.pwrite(descriptor, json.dumps(told).encode(), 0)
+            note_holder(descriptor)
         except OSError as exc:
             raise ConfigurationError(f"cannot write {path}: {exc.strerror}") from exc
         yield
     finally:
         os.close(descriptor)
-
-
-def _read_holder(data: bytes) -> str:
-    try:
-        told = json.loads(data)
-        return f"process {told['pid']} on {told['host']}, since {format_time(float(told['since']))}"
-    except (ValueError, LookupError, TypeError):
-        return "it has not said yet which process it is"

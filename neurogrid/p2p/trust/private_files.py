@@ -3,23 +3,36 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import os
+import platform
 import tempfile
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Final
 
 from neurogrid.errors import ConfigurationError
+from neurogrid.p2p.trust.certificate import format_time
 
 __all__ = [
     "check_writable",
+    "holder_of",
     "is_there",
     "locked",
     "make_private_directory",
+    "note_holder",
     "open_private",
     "read_private",
     "write_private",
 ]
+
+# Seconds until it is said that a directory stays locked, which files are written in within milliseconds; and between
+# two looks.
+LOCK_TIMEOUT: Final = 5.0
+LOCK_AGAIN: Final = 0.01
+MAX_HOLDER_BYTES: Final = 4096
 
 
 def make_private_directory(path: Path) -> None:
@@ -139,17 +152,61 @@ def read_private(path: Path, max_bytes: int) -> bytes | None:
 
 @contextmanager
 def locked(directory: Path) -> Iterator[None]:
-    """Keep other processes from changing what is in the directory; they wait.
+    """Keep other processes from changing what is in the directory; they wait, and not for long.
 
     Raises:
-        ConfigurationError: the lock cannot be had.
+        ConfigurationError: the lock cannot be had; says who has it.
     """
     descriptor = open_private(directory / "lock")
     try:
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            if not _lock(descriptor, until=time.monotonic() + LOCK_TIMEOUT):
+                raise ConfigurationError(
+                    f"cannot lock {directory}: another process has changed what is in it for {LOCK_TIMEOUT:g} s "
+                    f"({holder_of(descriptor)}): if it was stopped, let it go on (kill -CONT), or end it"
+                )
         except OSError as exc:
             raise ConfigurationError(f"cannot lock {directory}: {exc.strerror}") from exc
-        yield
+        with suppress(OSError):  # on a full disk: whoever waits is told less
+            note_holder(descriptor)
+        try:
+            yield
+        finally:
+            with suppress(OSError):
+                os.ftruncate(descriptor, 0)
     finally:
         os.close(descriptor)
+
+
+def _lock(descriptor: int, *, until: float) -> bool:
+    """Whether the lock could be had. It is asked for again and again: a process that was stopped keeps its locks, and
+    a host must not stand still for it."""
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= until:
+                return False
+            time.sleep(LOCK_AGAIN)
+        else:
+            return True
+
+
+def note_holder(descriptor: int) -> None:
+    """Write to a file that was locked that this process has it.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    told = {"pid": os.getpid(), "host": platform.node(), "since": int(time.time())}
+    os.ftruncate(descriptor, 0)
+    os.pwrite(descriptor, json.dumps(told).encode(), 0)
+
+
+def holder_of(descriptor: int) -> str:
+    """Which process has a file locked, as it has written there; for people."""
+    try:
+        told = json.loads(os.pread(descriptor, MAX_HOLDER_BYTES, 0))
+        return f"process {told['pid']} on {told['host']}, since {format_time(float(told['since']))}"
+    except (OSError, ValueError, LookupError, TypeError):
+        return "it has not said yet which process it is"
