@@ -241,11 +241,16 @@ class Copying:
         """Whether the journal begins with that copy."""
         if follow.run != self._facts.run_id or follow.num_bytes > self._journal.num_bytes:
             return False
+        num_bytes = num_lines = 0
+        line = b""
         with self._journal.path.open("rb") as file:
-            lines = file.read(follow.num_bytes).split(b"\n")
-        if lines[-1] or len(lines) - 1 != follow.line:
-            return False
-        return hashlib.sha256(lines[-2]).digest() == follow.digest
+            while num_bytes < follow.num_bytes:  # line by line: the journal of a long run is large
+                line = file.readline(follow.num_bytes - num_bytes)
+                if not line.endswith(b"\n"):
+                    return False
+                num_bytes += len(line)
+                num_lines += 1
+        return num_lines == follow.line and hashlib.sha256(line[:-1]).digest() == follow.digest
 
     # Lines
 
