@@ -6,17 +6,22 @@ When one passes on a newer py-libp2p, pytest says so, and the workaround can go.
 from __future__ import annotations
 
 import hashlib
+import io
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import cast
 
 import pytest
+import trio
+import trio.testing
 from libp2p import new_host
-from libp2p.abc import IHost
+from libp2p.abc import IHost, INetStream
 from libp2p.crypto.ed25519 import create_new_key_pair
 from libp2p.kad_dht.kad_dht import DHTMode, KadDHT
 from libp2p.kad_dht.routing_table import KBucket, gen_random_key_in_bucket
 from libp2p.peer.id import ID
 from libp2p.peer.peerinfo import PeerInfo
+from libp2p.utils.varint import encode_varint_prefixed
 from multiaddr import Multiaddr
 
 from neurogrid.p2p.discovery import dht_kademlia
@@ -24,10 +29,12 @@ from neurogrid.p2p.discovery.dht_kademlia import (
     MAX_HEARSAY,
     MAX_PEER_ADDRESSES,
     MAX_PROVIDERS_PER_KEY,
+    STREAM_IDLE_TIMEOUT,
     Kademlia,
     KademliaNetwork,
     key_in_bucket,
 )
+from neurogrid.p2p.discovery.dht_requests import find_node
 
 Make = Callable[[IHost], KadDHT]
 LAB = "/lab/kad/1.0.0"
@@ -170,3 +177,41 @@ def test_a_key_to_refresh_a_bucket_lies_in_it(key_of: Callable[[KBucket], bytes]
     for _ in range(20):
         place = int.from_bytes(hashlib.sha256(key_of(bucket)).digest(), "big")
         assert bucket.min_range <= place < bucket.max_range
+
+
+class UnreadStream:
+    """A peer that asks, and takes no answer."""
+
+    def __init__(self, question: bytes) -> None:
+        self.muxed_conn = SimpleNamespace(peer_id=peer(1))
+        self.metric_send_channel = None
+        self.num_written = 0
+        self.is_reset = False
+        self._question = io.BytesIO(question)
+
+    async def read(self, n: int | None = None) -> bytes:
+        return self._question.read(n)
+
+    async def write(self, data: bytes) -> None:
+        self.num_written += 1
+        await trio.sleep_forever()
+
+    async def close(self) -> None:
+        pass
+
+    async def reset(self) -> None:
+        self.is_reset = True
+
+
+@both
+async def test_who_takes_no_answer_loses_its_place(
+    make: Make, autojump_clock: trio.testing.MockClock
+) -> None:
+    dht = make(a_host())
+    question = find_node(peer(2).to_bytes()).SerializeToString()
+    stream = UnreadStream(encode_varint_prefixed(question))
+    with trio.move_on_after(10 * STREAM_IDLE_TIMEOUT) as scope:
+        await dht.handle_stream(cast(INetStream, stream))
+    assert stream.num_written == 1
+    assert not scope.cancelled_caught
+    assert stream.is_reset

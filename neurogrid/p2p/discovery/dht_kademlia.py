@@ -5,7 +5,8 @@ stock behaviour too:
 
 - the protocol id is fixed, whatever prefix is asked for: `KademliaNetwork` maps it.
 - twelve streams that are kept open, as go-libp2p keeps its own, shut out everybody else for ever, and there is no
-  deadline: here peers have a share each, and a stream ends that has been idle for a minute.
+  deadline: here peers have a share each, and a stream ends that has been idle for a minute, or whose answers nobody
+  takes.
 - each peer that sends a question enters the routing table, clients too: here a peer enters once it has answered one.
 - a peer in the table keeps the addresses that it came with: here the newest count.
 - of a thousand peers with addresses the ones known longest give way to any that an answer names: here hearsay has room
@@ -40,6 +41,7 @@ from libp2p.exceptions import BaseLibp2pError
 from libp2p.kad_dht.kad_dht import DHTMode, KadDHT
 from libp2p.kad_dht.provider_store import ProviderRecord, ProviderStore
 from libp2p.kad_dht.routing_table import KBucket
+from libp2p.network.stream.exceptions import StreamError
 from libp2p.peer.id import ID
 from libp2p.peer.peerinfo import PeerInfo
 from libp2p.peer.peerstore import PeerStore, PeerStoreError
@@ -319,14 +321,23 @@ class Kademlia(KadDHT):
 
 
 class _QuestionStream:
-    """A stream as the stock server wants it: any end is an empty read, and silence is an end."""
+    """A stream as the stock server wants it: any end is an empty read, and silence is an end.
+
+    So is a peer that asks and takes no answer: it would have its place for ever, as the stock server waits for it.
+    """
 
     metric_send_channel = None
 
     def __init__(self, stream: INetStream) -> None:
         self._stream = stream
         self.muxed_conn = stream.muxed_conn
-        self.write = stream.write
+
+    async def write(self, data: bytes) -> None:
+        try:
+            with trio.fail_after(STREAM_IDLE_TIMEOUT):
+                await self._stream.write(data)
+        except trio.TooSlowError as exc:
+            raise StreamError(f"the peer took no answer within {STREAM_IDLE_TIMEOUT:g} s") from exc
 
     async def read(self, n: int | None = None) -> bytes:
         data = b""
