@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, cast
 
+import pytest
 import trio
 from qh3 import tls
 from qh3.quic.connection import QuicReceiveContext
@@ -25,12 +26,13 @@ class Carrier:
 
     def __init__(self) -> None:
         self.sent: list[Datagram] = []
+        self.is_blocked = False
 
     def send(self, datagrams: list[Datagram]) -> None:
         self.sent += datagrams
 
     def wait_sendable(self, _: object) -> bool:
-        return False
+        return self.is_blocked
 
     def call_by(self, cid: bytes, connection: object) -> None: ...
 
@@ -147,3 +149,36 @@ async def test_a_stream_that_the_peer_has_reset_can_be_closed_and_finished() -> 
     await second.close_write()
     assert first.reset_by_peer
     assert served.connection.is_established
+
+
+async def test_time_is_kept_without_haste_while_the_system_takes_no_datagrams(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What is due stays due until it can be sent: an acknowledgement, here."""
+    served = Served(QuicLimits())
+    connection, carrier = served.connection, served.carrier
+    num_looks = 0
+    fire = connection.core.fire
+
+    def count(now: float) -> None:
+        nonlocal num_looks
+        num_looks += 1
+        fire(now)
+
+    monkeypatch.setattr(connection.core, "fire", count)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(connection.drive)
+        carrier.is_blocked = True
+        served.client.send_ping(1)
+        pings = [data for data, _ in served.client.produce(trio.current_time())]
+        assert pings
+        carrier.sent.clear()
+        connection.take(pings, CLIENT)
+        connection.flush()
+        await trio.sleep(0.5)
+        assert not carrier.sent
+        assert num_looks <= 20
+        carrier.is_blocked = False
+        connection.flush()
+        assert carrier.sent
+        nursery.cancel_scope.cancel()

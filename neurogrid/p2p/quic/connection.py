@@ -45,6 +45,7 @@ logger = logging.getLogger(__name__)
 
 LINGER = 1.0  # seconds that a connection is kept when it is over, to tell a peer that has not heard of it
 MIN_INTERVAL = 0.1  # seconds between two looks at whether a peer is alive
+BLOCKED_INTERVAL = 0.05  # seconds between two looks at the time while the system takes no datagrams
 
 
 class QuicMuxedConn(MuxedConn):
@@ -322,6 +323,9 @@ class QuicMuxedConn(MuxedConn):
                 if trio.current_time() >= self._given_up_at:
                     return
                 deadline = min(deadline, self._given_up_at)
+            if self._carrier.wait_sendable(self):
+                # What is due is mostly to be sent, and stays due until it is; `flush` is called when it can be.
+                deadline = max(deadline, trio.current_time() + BLOCKED_INTERVAL)
             await self._alarm.wait(deadline)
             self.core.fire(trio.current_time())
             self.flush()
