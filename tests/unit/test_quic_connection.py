@@ -19,6 +19,7 @@ from tests.unit.quic_pair import CLIENT, SERVER
 
 KIB = 1024
 STREAM, RESET_STREAM = 0x0E, 0x04  # the former with an offset and a length
+NEW_CONNECTION_ID = 0x18
 
 
 class Carrier:
@@ -93,6 +94,18 @@ def data_frame(stream_id: int, offset: int, data: bytes) -> bytes:
 
 def reset_frame(stream_id: int, final_size: int) -> bytes:
     return bytes([RESET_STREAM]) + number(stream_id) + number(0) + number(final_size)
+
+
+def cid_frame(sequence: int, retire_prior_to: int) -> bytes:
+    cid = sequence.to_bytes(8, "big")
+    return (
+        bytes([NEW_CONNECTION_ID])
+        + number(sequence)
+        + number(retire_prior_to)
+        + b"\x08"
+        + cid
+        + bytes(16)
+    )
 
 
 async def test_however_much_comes_at_once_for_streams_that_nobody_reads_is_dropped() -> None:
@@ -182,3 +195,18 @@ async def test_time_is_kept_without_haste_while_the_system_takes_no_datagrams(
         connection.flush()
         assert carrier.sent
         nursery.cancel_scope.cancel()
+
+
+async def test_a_peer_that_changes_its_numbers_for_ever_takes_no_more_room() -> None:
+    served = Served(QuicLimits())
+    core: Any = served.connection.core
+    for sequence in range(100, 2100):
+        served.take(cid_frame(sequence, sequence))
+        served.connection.flush()
+        served.take(cid_frame(sequence, sequence))  # which it may repeat
+        served.take(cid_frame(sequence - 1, 0))
+        core._retire_connection_ids.clear()  # as when all are sent, and acknowledged
+    assert served.connection.is_established
+    assert core._peer_cid.sequence_number == 2099
+    assert not core._peer_cid_available
+    assert len(core._peer_cid_sequence_numbers) <= 8

@@ -31,6 +31,7 @@ def test_the_version_is_the_pinned_one() -> None:
             for name in (
                 "_get_or_create_stream",
                 "_get_or_create_stream_for_send",
+                "_handle_new_connection_id_frame",
                 "_handle_stream_data_blocked_frame",
                 "_initialize",
                 "_write_reset_stream_frame",
@@ -104,6 +105,8 @@ def test_attributes_of_a_connection_are_there() -> None:
         "_loss",
         "_mtu_probe_sizes",
         "_network_paths",
+        "_peer_cid_sequence_numbers",
+        "_peer_retire_prior_to",
         "_remote_max_streams_bidi",
         "_state",
         "_streams",

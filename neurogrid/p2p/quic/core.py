@@ -264,6 +264,20 @@ class Core(QuicConnection):
         super()._initialize(peer_cid)
         self.tls = mutual_tls(self.tls, self._expected)
 
+    def _handle_new_connection_id_frame(
+        self, context: QuicReceiveContext, frame_type: int, buf: Buffer
+    ) -> None:
+        """The peer has another number for us to call it by, perhaps in place of others.
+
+        qh3 keeps in mind all that there ever were, a peer may change them as fast as it likes, and of those that are
+        retired qh3 takes none again anyway.
+        """
+        super()._handle_new_connection_id_frame(context, frame_type, buf)
+        oldest = self._peer_retire_prior_to
+        self._peer_cid_sequence_numbers = {
+            n for n in self._peer_cid_sequence_numbers if n >= oldest
+        }
+
     def _challenge_again(self, now: float) -> None:
         """Repeat a challenge that may be lost: qh3 does not, and sends next to nothing to an address before its answer.
 
