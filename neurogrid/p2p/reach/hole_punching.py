@@ -145,8 +145,9 @@ class HolePuncher:
         try:
             stream = await self._host.open_stream(peer_id, [DCUTR_PROTOCOL])
         except TransportError as exc:
-            self._stay_relayed(peer_id, f"it does not punch holes: {exc}")
-            return False
+            # It may not know how, or have had no time: a stream each quarter of an hour costs neither anything.
+            self._stay_relayed(peer_id, f"it does not punch holes now: {exc}")
+            return True
         try:
             reason = await self._coordinate(stream)
         except (TransportError, RemoteProtocolError) as exc:
