@@ -10,7 +10,12 @@ import pytest
 import trio
 import trio.testing
 
-from neurogrid.errors import LocalProtocolError, PeerRefusedError, TransportError
+from neurogrid.errors import (
+    LocalProtocolError,
+    PeerRefusedError,
+    StreamBrokenError,
+    TransportError,
+)
 from neurogrid.node.roles import authorise
 from neurogrid.p2p import Bounds, Identity, MessageType, Protocol, TensorMessage, new_request_id
 from neurogrid.p2p.exchange.exchange import Exchange
@@ -138,6 +143,28 @@ async def test_a_stream_that_comes_after_the_end_of_an_exchange_is_for_nobody() 
         theirs.toy = Exchange(host, toy_table())
         serve_answers(theirs)
         assert bytes((await ask(ours, theirs)).data) == b"!"
+
+
+async def test_a_request_that_is_under_way_ends_with_its_exchange() -> None:
+    """Nobody would bring its answer: not when its time is over is that said, which may be long."""
+    async with both_protocols() as (ours, theirs):
+        asked = trio.Event()
+
+        async def think(message: TensorMessage) -> None:
+            asked.set()
+            await trio.sleep_forever()
+
+        async def close() -> None:
+            await asked.wait()
+            await ours.toy.aclose()
+
+        theirs.toy.on_message(Toy.ASK, think)
+        message = TensorMessage(Toy.ASK, request_id=new_request_id(), data=b"?")
+        with trio.fail_after(DEADLINE):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(close)
+                with pytest.raises(StreamBrokenError, match="closed here"):
+                    await ours.toy.request(theirs.peer_id, message, Toy.TELL, timeout=3600)
 
 
 async def test_credit_holds_a_flood_back() -> None:

@@ -212,11 +212,19 @@ class Exchange:
             logger.debug("the connection to %s was gone already", peer_id)
 
     async def aclose(self) -> None:
-        """End all streams, and serve no more of them; connections stay. The host may have another exchange after it."""
+        """End all streams, and serve no more of them; connections stay. The host may have another exchange after it.
+
+        Requests that are under way end with a `StreamBrokenError`.
+        """
         self._is_closed = True
         if self._table.protocol_id in self._versions:
             self.host.remove_stream_handler(self._table.protocol_id)
         streams = [stream for running in self._running.values() for stream in running]
+        for peer_id in {*self._running, *self._streams}:
+            # Now: a stream that ends below is none of this exchange any more, so nobody is told of it.
+            self._dispatcher.forget(
+                peer_id, StreamBrokenError(f"the exchange with {peer_id} was closed here")
+            )
         self._streams.clear()
         for stream in streams:
             await stream.close()
