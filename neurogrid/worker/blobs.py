@@ -111,6 +111,7 @@ class WorkerBlobs:
                             self._note_layer, model, layer_id, stored.info.blob_id
                         )
                 self._pin()
+                self._forget_gone()  # to store one may drop others
                 self._waiting_bytes -= stored.num_bytes
                 del self._waiting[0], stored
                 self._note_change()
@@ -128,9 +129,7 @@ class WorkerBlobs:
         """These are the blobs that the model is made of now: they stay on disk, others may go."""
         self._used = set(blob_ids)
         self._pin()
-        for blob_id, (_, pages) in list(self._in_memory.items()):
-            if pages() is None:
-                del self._in_memory[blob_id]
+        self._forget_gone()
 
     def source(self, blob_id: bytes) -> BlobSource | None:
         """A blob that this worker was sent or has read from its disk; None if it is gone."""
@@ -154,7 +153,18 @@ class WorkerBlobs:
             return frozenset()
         return await trio.to_thread.run_sync(self._layers_on_disk, model)
 
+    def _forget_gone(self) -> None:
+        """What is neither in memory nor on disk any more: adapters and models come and go as long as a worker runs."""
+        cache = self._cache
+        for blob_id, (_, pages) in list(self._in_memory.items()):
+            if pages() is None:
+                del self._in_memory[blob_id]
+        for blob_id in list(self._on_disk):
+            if cache is None or blob_id not in cache:
+                del self._on_disk[blob_id]
+
     def _remember(self, stored: StoredBlob) -> None:
+        self._forget_gone()
         if isinstance(stored.data.obj, mmap.mmap):
             pages = weakref.ref(stored.data.obj)
             self._in_memory[stored.info.blob_id] = (stored.info, pages)

@@ -85,6 +85,20 @@ async def test_it_is_served_from_memory_only_while_that_is_somebody_elses() -> N
         assert blobs.source(blob_id) is None
 
 
+@pytest.mark.parametrize("is_kept", [False, True], ids=["nowhere", "on disk"])
+async def test_what_is_gone_is_forgotten(tmp_path: Path, is_kept: bool) -> None:
+    """Parts of adapters come for no model, and there is no end of them."""
+    settings = CacheSettings(tmp_path, max_bytes=250_000) if is_kept else None
+    async with writing(settings) as blobs:
+        for seed in range(10):
+            await blobs.keep(blob_of(seed))
+            await blobs.flush()
+            gc.collect()
+            assert len(blobs._on_disk) <= 2
+            assert len(blobs._in_memory) <= 2
+        assert len(blobs._on_disk) == 2 * is_kept
+
+
 async def test_what_the_model_is_made_of_stays_on_disk(tmp_path: Path) -> None:
     one, two = blob_of(1), blob_of(2)
     async with writing(CacheSettings(tmp_path, max_bytes=150_000)) as blobs:
