@@ -24,6 +24,8 @@ from neurogrid.training.optimizers import OuterOptimizer
 __all__ = ["OuterLoop", "Rules"]
 
 _MAX_EVERY = 1_000_000
+# Contributions that are kept for a round that may have them yet; each is as large as the model.
+_MAX_GIVEN_UP = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,9 +108,8 @@ class OuterLoop:
         self._flatten()
         self._outer = OuterOptimizer(self._vector, lr=rules.outer_lr, momentum=rules.outer_momentum)
         self._samples = 0.0
-        self._given_up: tuple[Tensor, float] | None = (
-            None  # a contribution that may be decided on all the same
-        )
+        # Contributions that may be decided on all the same, by call.
+        self._given_up: dict[int, tuple[Tensor, float]] = {}
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -143,14 +144,21 @@ class OuterLoop:
         self.num_samples += sum(outcome.weights)
         self._restore(late)
 
-    def give_up(self, contribution: tuple[Tensor, float]) -> None:
-        """A contribution was not decided on in time; it may be yet."""
+    def give_up(self, contribution: tuple[Tensor, float], *, call: int = 0) -> None:
+        """A contribution was not decided on in time; it may be yet, also when a later one was not either.
+
+        Args:
+            call: tells it from others, as `Outcome.call` does.
+        """
         vector, samples = contribution
-        self._given_up = vector.clone(), samples
+        self._given_up[call] = vector.clone(), samples
+        while len(self._given_up) > _MAX_GIVEN_UP:
+            del self._given_up[next(iter(self._given_up))]
 
     def _not_in(self, outcome: Outcome) -> Tensor | None:
         """What this member has learned and the outcome does not have; None for nothing. Its samples stay, too."""
-        given_up, self._given_up = self._given_up, None
+        given_up = self._given_up.get(outcome.call)
+        self._given_up.clear()
         if not outcome.has_contributed:
             return self.contribution()[0].clone()
         if not outcome.is_of_withdrawn or given_up is None:

@@ -65,7 +65,8 @@ class RunMember:
         try:
             outcome = await self.group.average(vector, weight=samples, timeout=self._timeout)
         except (RoundTimeout, trio.Cancelled):
-            self.loop.give_up((vector, samples))
+            if self.group.may_have_contributed:
+                self.loop.give_up((vector, samples), call=self.group.num_calls)
             raise
         # An outcome comes once: without it the weights would be others than those of all other members, for good.
         with trio.CancelScope(shield=True):

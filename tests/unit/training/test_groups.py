@@ -405,6 +405,7 @@ async def test_a_round_that_is_not_decided_says_for_whom_it_waits() -> None:
         one, other = peers.all
         with pytest.raises(RoundTimeout, match=other.group.peer_id):
             await one.group.average(vectors(1)[0], timeout=1.0)
+        assert not one.group.may_have_contributed
         # The vector was withdrawn; the next is another.
         outcomes = await peers.average(vectors(2, 5))
         torch.testing.assert_close(outcomes[0].values, sum(vectors(2, 5)) / 2)
@@ -447,11 +448,17 @@ async def test_an_outcome_with_the_vector_of_an_earlier_call_says_so(
         nursery.start_soon(_average, one, given[0])
         with pytest.raises(RoundTimeout):
             await other.average(given[1], timeout=1.0)
+        call, has_lent = other.num_calls, other.may_have_contributed
+        assert has_lent
+        with pytest.raises(RoundTimeout):
+            await other.average(given[2], timeout=0.5)
+        assert not other.may_have_contributed
         is_late = False
         outcome = await other.average(given[2], timeout=TIMEOUT)
         assert (outcome.round, outcome.has_contributed) == (1, True)
         torch.testing.assert_close(outcome.values, (given[0] + given[1]) / 2)
         assert outcome.is_of_withdrawn
+        assert outcome.call == call
         outcomes = await peers.average(given[:2])
         assert not any(outcome.is_of_withdrawn for outcome in outcomes)
 

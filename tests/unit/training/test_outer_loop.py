@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -35,6 +36,26 @@ def test_what_is_not_in_a_round_stays_on_top(
     mean = torch.full((3,), 10.0)
     loop.apply(outcome(mean, has_contributed=has_contributed, is_of_withdrawn=is_of_withdrawn))
     assert torch.equal(weights, torch.full((3,), 10.0 + left))
+    vector, kept = loop.contribution()
+    assert torch.equal(vector, torch.full((3,), left))
+    assert kept == samples
+
+
+@pytest.mark.parametrize(("call", "left", "samples"), [(3, 6.0, 2.0), (7, 2.0, 1.0)])
+def test_of_two_that_were_given_up_the_one_that_was_decided_on_counts(
+    call: int, left: float, samples: float
+) -> None:
+    """What was learned between the two stays, too."""
+    weights = torch.zeros(3)
+    loop = OuterLoop({"w": weights}, Rules(every=1, outer_lr=1.0, outer_momentum=0.0))
+    for learned, number in ((1.0, 3), (4.0, 7)):
+        weights += learned
+        loop.step(1)
+        loop.give_up(loop.contribution(), call=number)
+    weights += 2
+    loop.step(1)
+    told = outcome(torch.full((3,), 10.0), has_contributed=True, is_of_withdrawn=True)
+    loop.apply(replace(told, call=call))
     vector, kept = loop.contribution()
     assert torch.equal(vector, torch.full((3,), left))
     assert kept == samples

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import cast
 
 import pytest
@@ -22,6 +23,8 @@ class Rounds:
         self.outcomes = list(outcomes)
         self.shown: State | None = None
         self.scope = trio.CancelScope()
+        self.num_calls = 0
+        self.may_have_contributed = True
 
     async def average(self, vector: Tensor, *, weight: float, timeout: float) -> Outcome:
         await trio.lowlevel.checkpoint()
@@ -88,3 +91,39 @@ async def test_what_is_learned_after_a_sync_that_was_cancelled_is_kept(
     await member.step()
     assert torch.equal(weights, torch.full((3,), 5.0))
     assert member.loop.contribution()[1] == 1.0
+
+
+async def test_of_two_syncs_that_were_cancelled_the_one_that_was_decided_on_is_taken_off(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The second one's vector went nowhere. What was learned between the two is kept."""
+    given: list[Tensor] = []
+
+    def decided(vector: Tensor) -> Outcome:
+        return replace(outcome(1, given[0], is_of_withdrawn=True), call=1)
+
+    group = Rounds(decided)
+    member, weights = member_of(group)
+    average = group.average
+
+    async def hang(vector: Tensor, *, weight: float, timeout: float) -> Outcome:
+        given.append(vector.clone())
+        group.num_calls += 1
+        group.may_have_contributed = group.num_calls == 1
+        group.scope.cancel()
+        await trio.sleep_forever()
+        raise AssertionError
+
+    monkeypatch.setattr(group, "average", hang)
+    for learned in (1.0, 4.0):
+        weights += learned
+        group.scope = trio.CancelScope()
+        with group.scope:
+            await member.step()
+    monkeypatch.setattr(group, "average", average)
+    weights += 2
+    await member.step()
+    assert torch.equal(weights, torch.full((3,), 7.0))
+    vector, samples = member.loop.contribution()
+    assert torch.equal(vector, torch.full((3,), 6.0))
+    assert samples == 2.0

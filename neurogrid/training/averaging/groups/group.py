@@ -120,6 +120,7 @@ class Outcome:
         has_contributed: whether the vector of this member is in it. One that is late is not: what to do with it is its
             owner's to say.
         is_of_withdrawn: the vector in it is one of an earlier call, which had given up waiting.
+        call: whose vector that is, of the calls of `average` (`Group.num_calls`); 0 for none.
     """
 
     round: int
@@ -128,6 +129,7 @@ class Outcome:
     weights: tuple[float, ...]
     has_contributed: bool
     is_of_withdrawn: bool = False
+    call: int = 0
 
 
 class Group:
@@ -159,6 +161,7 @@ class Group:
         # Calls that had a vector, counted. By it: of reductions under way, by token; of what came of them in this
         # round, by digest; of the last that was begun in it.
         self._num_calls = 0
+        self._lent_call = 0  # the last whose vector was in a reduction that was begun
         self._lent: dict[int, int] = {}
         self._computed: dict[bytes, int] = {}
         self._last_lent = 0
@@ -330,6 +333,16 @@ class Group:
                 if self._vector is not None:
                     self._withdraw()
 
+    @property
+    def num_calls(self) -> int:
+        """Calls of `average` so far that had to wait: the number of the last one."""
+        return self._num_calls
+
+    @property
+    def may_have_contributed(self) -> bool:
+        """Whether a round may have the vector of the last call, although that gave up waiting."""
+        return 0 < self._num_calls == self._lent_call
+
     async def next_outcome(self, *, timeout: float) -> Outcome:
         """Wait for the next outcome without a vector of this member; no round waits for one, until it averages again.
 
@@ -425,8 +438,9 @@ class Group:
     def _next_outcome(self, call: int = -1) -> Outcome:
         """An outcome for a call with a vector, or for one that has none in it."""
         outcome, with_vector_of = self._outcomes.popleft()
-        is_of_withdrawn = outcome.has_contributed and with_vector_of != call
-        return replace(outcome, is_of_withdrawn=is_of_withdrawn)
+        if not outcome.has_contributed:
+            return outcome
+        return replace(outcome, is_of_withdrawn=with_vector_of != call, call=with_vector_of)
 
     async def _wait_outcome(self, timeout: float, call: int = -1) -> Outcome:
         with trio.move_on_after(timeout):
@@ -610,7 +624,7 @@ class Group:
     def _reduce(self, plan: ReductionPlan) -> None:
         values = self._vector if self.peer_id in plan.members else None
         if values is not None:
-            self._lent[plan.reduction] = self._last_lent = self._num_calls
+            self._lent[plan.reduction] = self._last_lent = self._lent_call = self._num_calls
         self._begin(plan.reduction, lambda: self._carry_out(plan, values))
 
     def _begin(self, token: int, work: Callable[[], Awaitable[Result | None]]) -> None:
