@@ -16,6 +16,7 @@ from neurogrid.fleet.placing.placer import Placer
 from neurogrid.fleet.progress import FleetProgress
 from neurogrid.fleet.roster import Roster
 from neurogrid.fleet.stalls import StallWatch
+from neurogrid.model.unused_memory import give_back_memory
 from neurogrid.planner import PlannedStage, name_range
 
 __all__ = ["Assigner"]
@@ -84,6 +85,10 @@ class Assigner:
                 member.layers = range(0)
             member.assigned = layers
             member.is_placing = True
+
+            def is_back() -> None:
+                member.is_cut = False
+
             try:
                 with unwrap_errors():
                     async with trio.open_nursery() as nursery:
@@ -93,19 +98,22 @@ class Assigner:
                             layers,
                             stalls.reports,
                             is_configured=member.is_configured,
+                            is_back=is_back,
                             patience=patience,
                         )
+                        # It has them: what breaks from here on, or has broken since it said so, is for nobody to mend.
+                        member.is_placing = False
                         nursery.cancel_scope.cancel()
                 member.is_configured = True
-                member.is_cut = False
             finally:
                 member.is_placing = False
                 if member.is_cut:
                     self._roster.lost(peer_id, "its connection broke while it got its layers")
-        if self._roster.member(peer_id) is not member:
-            raise _lost_before(peer_id, layers)
-        member.layers = layers
-        self._roster.changed()
+            if self._roster.member(peer_id) is not member:
+                raise _lost_before(peer_id, layers)
+            member.layers = layers
+            self._roster.changed()
+            await trio.to_thread.run_sync(give_back_memory)
 
 
 def _lost_before(peer_id: str, layers: range) -> NoRouteError:

@@ -6,7 +6,7 @@ A worker whose connection breaks meanwhile is connected again, and what it has b
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import trio
@@ -23,7 +23,6 @@ from neurogrid.fleet.spread import Spread
 from neurogrid.model.files.config import model_config_message
 from neurogrid.model.files.hash_cache import HashCache
 from neurogrid.model.source import ModelSource
-from neurogrid.model.unused_memory import give_back_memory
 from neurogrid.node.cache_directory import CacheSettings, open_directory
 from neurogrid.p2p.hosts.host import Host
 from neurogrid.p2p.wire import ErrorCode
@@ -89,12 +88,14 @@ class Placer:
         reports: TransferReports,
         *,
         is_configured: bool,
+        is_back: Callable[[], None] = lambda: None,
         patience: float = RECONNECT_TIMEOUT,
     ) -> None:
         """Assign the layers to a worker and bring what it lacks; returns when all are usable.
 
         Args:
             is_configured: it knows the model, since its connection began.
+            is_back: called when there is another connection in place of one that was lost.
             patience: seconds to wait for a connection that was lost.
 
         Raises:
@@ -123,7 +124,6 @@ class Placer:
                 if not is_configured:
                     await self.configure(worker)
                 await worker.place(placement, attempts.next())
-                await trio.to_thread.run_sync(give_back_memory)
                 return
             except ModelError:
                 raise
@@ -143,6 +143,7 @@ class Placer:
                     await _reconnect(self._host, peer_id, addresses, patience)
                 except PeerUnreachableError as unreachable:
                     raise self.not_ready(peer_id, layers, unreachable) from unreachable
+                is_back()
                 is_configured = False
 
     def not_ready(self, peer_id: str, layers: range, exc: Exception) -> NoRouteError:
