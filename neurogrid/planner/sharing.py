@@ -197,7 +197,15 @@ def _spread(
             return {room.peer_id: needed}
     roomiest = sorted(rooms, key=lambda room: (-room.free_bytes, room.peer_id))
     if num_stages is not None:
-        return _evenly(layers, roomiest[:num_stages], workspace, num_stages)
+        if num_stages > min(len(rooms), len(layers)):
+            return None
+        roomiest = roomiest[:num_stages]
+        # Where machines or layers differ much: the roomiest have the first ones, or the last.
+        return (
+            _evenly(layers, roomiest, workspace)
+            or _in_order(layers, roomiest, workspace, on_each=True)
+            or _in_order(layers[::-1], roomiest, workspace, on_each=True)
+        )
     for count in range(2, min(len(rooms), len(layers)) + 1):
         if (found := _in_order(layers, roomiest[:count], workspace)) is not None:
             return found
@@ -205,34 +213,31 @@ def _spread(
 
 
 def _in_order(
-    layers: Sequence[int], rooms: Sequence[Room], workspace: int
+    layers: Sequence[int], rooms: Sequence[Room], workspace: int, *, on_each: bool = False
 ) -> dict[str, int] | None:
-    """Fill one after the other."""
+    """Fill one after the other; with `on_each`, there has to be a layer on each of them."""
     taken, start = {}, 0
-    for room in rooms:
+    for num_left, room in zip(range(len(rooms) - 1, -1, -1), rooms, strict=True):
+        most = len(layers) - num_left if on_each else len(layers)
         stop, num_bytes = start, 0
-        while (
-            stop < len(layers)
-            and taken_bytes(num_bytes + layers[stop], workspace) <= room.free_bytes
-        ):
+        while stop < most and taken_bytes(num_bytes + layers[stop], workspace) <= room.free_bytes:
             num_bytes += layers[stop]
             stop += 1
         if stop > start:
             taken[room.peer_id] = taken_bytes(num_bytes, workspace)
+        elif on_each:
+            return None
         start = stop
     return taken if start == len(layers) else None
 
 
-def _evenly(
-    layers: Sequence[int], rooms: Sequence[Room], workspace: int, count: int
-) -> dict[str, int] | None:
-    """As many layers on each, up to one."""
-    if len(rooms) < count or count > len(layers):
-        return None
-    cuts = [round(index * len(layers) / count) for index in range(count + 1)]
+def _evenly(layers: Sequence[int], rooms: Sequence[Room], workspace: int) -> dict[str, int] | None:
+    """As many layers on each of these, the roomiest first, up to one; the most bytes on the roomiest."""
+    cuts = [index * len(layers) // len(rooms) for index in range(len(rooms) + 1)]
+    parts = sorted((sum(layers[start:stop]) for start, stop in pairwise(cuts)), reverse=True)
     taken = {}
-    for room, (start, stop) in zip(rooms, pairwise(cuts), strict=True):
-        taken[room.peer_id] = taken_bytes(sum(layers[start:stop]), workspace)
+    for room, num_bytes in zip(rooms, parts, strict=True):
+        taken[room.peer_id] = taken_bytes(num_bytes, workspace)
         if taken[room.peer_id] > room.free_bytes:
             return None
     return taken

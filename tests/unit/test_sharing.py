@@ -128,6 +128,30 @@ def test_where_all_fit_nobody_gets_less_than_it_wants() -> None:
     assert set(divide(models, [Room("w", 10_000)]).num_sessions.values()) == {4}
 
 
+@pytest.mark.parametrize(
+    ("fixed", "most", "least"),
+    [
+        ((100, 100, 100, 100, 100), 300, 200),
+        ((50, 50, 50, 400), 400, 150),
+        ((100, 100, 100, 100, 100), 400, 100),
+        ((300, 50, 50), 350, 50),
+    ],
+    ids=["an odd number", "a large last one", "unlike machines", "a large first one"],
+)
+def test_a_number_of_stages_has_a_packing_where_it_has_a_plan(
+    fixed: tuple[int, ...], most: int, least: int
+) -> None:
+    """Whichever of the two machines is named first, and whichever part of the model is the larger one."""
+    model = SharedModel("m", tuple(map(SharedLayer, fixed)), num_stages=2)
+    rooms = [Room("w1", taken_bytes(least, 0)), Room("w2", taken_bytes(most, 0))]
+    division = divide([model], rooms)
+    assert sum(division.packed["m"].values()) <= sum(room.free_bytes for room in rooms)
+    assert set(division.packed["m"]) == {"w1", "w2"}
+    planned_within(model, 1, division, rooms)
+    with pytest.raises(CapacityError):
+        divide([model], [Room("w1", rooms[0].free_bytes - 1), rooms[1]])
+
+
 def test_a_model_lies_on_as_few_workers_as_will_do_and_here_last() -> None:
     model = uniform("m", fixed=100)
     workers = [Room("w1", 500), Room("w2", 900), Room("here", 10_000, is_last=True)]
