@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
+from typing import cast
 
 import pytest
 import trio
 from trio.testing import MockClock
 
-from neurogrid.errors import PeerUnreachableError
+from neurogrid.errors import PeerUnreachableError, StreamBrokenError
 from neurogrid.p2p import Stream
 from neurogrid.p2p.trust import AllowList, NotAdmittedError, Refusal
 from neurogrid.p2p.trust.gate import Gate
@@ -69,3 +70,36 @@ async def test_a_peer_that_is_back_has_all_its_time_to_show_something(
             await host.gate.wait_admitted(PEER)
         assert caught.value.reason == Refusal.TIMED_OUT
         nursery.cancel_scope.cancel()
+
+
+class Resetting:
+    """A stream that its peer gives up at once."""
+
+    peer_id = PEER
+
+    async def receive_some(self, max_bytes: int = 0) -> bytes:
+        await trio.sleep(1)
+        raise StreamBrokenError("the peer reset the stream")
+
+    async def reset(self) -> None: ...
+
+
+async def test_who_waits_for_a_peer_that_the_host_has_not_told_of_is_not_forgotten(
+    autojump_clock: MockClock,
+) -> None:
+    """The peer's stream has come, and gone, a moment before the host says that there is a connection."""
+    async with trio.open_nursery() as nursery:
+        host = Unsteady(nursery, is_dialler=False)
+        host.gate = Gate(host, AllowList({PEER: "worker"}), lambda _: None)
+        nursery.start_soon(host.gate.serve, cast(Stream, Resetting()))
+        await trio.sleep(0.5)
+
+        async def wait() -> None:
+            await host.gate.wait_admitted(PEER)
+            nursery.cancel_scope.cancel()
+
+        nursery.start_soon(wait)
+        await trio.sleep(1)
+        host.gate.connected(PEER, is_dialler=False)
+        await trio.sleep(10 * ADMISSION_TIMEOUT)
+        raise AssertionError("who dialled waits for ever")

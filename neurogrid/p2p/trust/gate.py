@@ -180,16 +180,17 @@ class Gate:
             NotAdmittedError: one of the two refuses.
             PeerUnreachableError: the connection ended before.
         """
-        peer = self._peers.get(peer_id)
-        if peer is not None:
-            settled = None
-            while settled is not peer.settled:
-                # One that was refused may be back before this task runs: then the matter is open again.
-                settled = peer.settled
-                await settled.wait()
-            if peer.error is None or peer_id in self._tolerated:
-                return
-            raise peer.error
+        if peer_id in self._peers:
+            # Held: of one whose stream came before the host said anything, another would be made in its place.
+            with self._known(peer_id) as peer:
+                settled = None
+                while settled is not peer.settled:
+                    # One that was refused may be back before this task runs: then the matter is open again.
+                    settled = peer.settled
+                    await settled.wait()
+                if peer.error is None or peer_id in self._tolerated:
+                    return
+                raise peer.error
         if peer_id in self._refusals:
             raise self._refusals[peer_id]
         raise _lost(peer_id)
