@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -14,6 +15,7 @@ import pytest
 
 from neurogrid.errors import ConfigurationError
 from neurogrid.p2p.transfer import BlobCache, BlobInfo, BytesSource, StoredBlob
+from neurogrid.p2p.transfer import cache as cache_module
 from neurogrid.p2p.wire import CHUNK_BYTES
 from tests.unit.forked import Forked
 from tests.unit.full_disk import full_disk
@@ -192,6 +194,30 @@ def test_many_at_once_stay_within_the_limit(tmp_path: Path) -> None:
         thread.join()
     assert caches[0].num_bytes <= 3 * SIZE
     assert all(name.endswith(".blob") for name in names(caches[0]))
+
+
+def stop_in_turn(path: Path) -> None:
+    with BlobCache(path)._turn():
+        print("has its turn", flush=True)
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def test_a_process_that_was_stopped_in_its_turn_is_waited_for_with_a_deadline(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another worker of the machine would get no layers any more, and could not even end."""
+    monkeypatch.setattr(cache_module, "TURN_TIMEOUT", 0.2)
+    cache = BlobCache(tmp_path)
+    with Forked(stop_in_turn, tmp_path, stdout=subprocess.PIPE) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "has its turn\n"
+            assert not cache.store(ONE)
+            assert f"process {process.pid} keeps it locked" in caplog.text
+        finally:
+            process.send_signal(signal.SIGCONT)
+    assert process.returncode == 0
+    assert cache.store(ONE)
 
 
 def test_a_full_disk_is_said_and_leaves_nothing(

@@ -13,14 +13,16 @@ holds a shared lock on its file, so several may share a directory. POSIX only.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import logging
 import os
 import re
 import stat
 import tempfile
+import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
@@ -42,6 +44,9 @@ _BLOCK_BYTES: Final = 4096
 # Of a file system's free room, what a cache may take unless told otherwise: a model or two, and the disk is still
 # its owner's.
 DEFAULT_SHARE: Final = 0.2
+# Seconds: several processes that write layers of gigabytes have their turns in it. And between two looks.
+TURN_TIMEOUT: Final = 60.0
+TURN_AGAIN: Final = 0.02
 
 
 class BlobCache:
@@ -283,7 +288,10 @@ class BlobCache:
         """One at a time makes room and writes, of all processes: else each would take the same room for free."""
         file = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            fcntl.flock(file, fcntl.LOCK_EX)
+            _wait_for_turn(file)
+            with suppress(OSError):  # on a full disk: whoever waits is told less
+                os.ftruncate(file, 0)
+                os.pwrite(file, b"%d" % os.getpid(), 0)
             yield
         finally:
             os.close(file)
@@ -333,6 +341,31 @@ def _files_in(directory: Path, name: re.Pattern[str]) -> Iterator[tuple[float, i
 
 def _in_blocks(num_bytes: int) -> int:
     return -(-num_bytes // _BLOCK_BYTES) * _BLOCK_BYTES
+
+
+def _wait_for_turn(file: int) -> None:
+    """Lock a file; another process that has it may be stopped, and keeps it then.
+
+    Raises:
+        OSError: it has it for too long (EBUSY); says which one.
+    """
+    until = time.monotonic() + TURN_TIMEOUT
+    while True:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as exc:
+            if time.monotonic() < until:
+                time.sleep(TURN_AGAIN)
+                continue
+            number = os.pread(file, 32, 0).decode("ascii", "replace")
+            whose = f"process {number}" if number.isdecimal() else "another process"
+            raise OSError(
+                errno.EBUSY,
+                f"{whose} keeps it locked for {TURN_TIMEOUT:g} s: if it was stopped, let it go on (kill -CONT), or "
+                "end it",
+            ) from exc
+        else:
+            return
 
 
 def _lock(path: Path, how: int) -> int | None:
