@@ -13,7 +13,7 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
-from starlette.routing import BaseRoute
+from starlette.routing import BaseRoute, Route
 
 from neurogrid.server.errors import (
     APIError,
@@ -51,16 +51,22 @@ def make_app(
         Middleware(Guard, access=access, open_routes=open_routes, routes=routes),
         Middleware(TraceParents),
     ]
+    all_routes = [*open_routes, *routes]
     if access.cors_origins:
+        methods = {
+            method
+            for route in all_routes
+            if isinstance(route, Route)
+            for method in route.methods or ()
+        }
         cors = Middleware(
             CORSMiddleware,
             allow_origins=list(access.cors_origins),
-            allow_methods=["GET", "POST"],
+            allow_methods=sorted(methods),
             allow_headers=["*"],
             expose_headers=["Retry-After"],
         )
         middleware.insert(0, cors)
-    all_routes = [*open_routes, *routes]
     if statistics is not None:
         middleware.insert(0, Middleware(CountedRequests, statistics=statistics, routes=all_routes))
     return Starlette(

@@ -109,6 +109,18 @@ def test_other_origins_are_told_nothing_unless_named() -> None:
     assert "access-control-allow-origin" not in other.headers
 
 
+def test_a_page_that_is_named_may_use_every_method_that_a_route_takes() -> None:
+    async def gone(request: Request) -> JSONResponse:
+        return JSONResponse({})
+
+    access = Access(keys=(KEY,), cors_origins=("https://chat.example",))
+    app = make_app([*ROUTES, Route("/thing/{name}", gone, methods=["DELETE"])], access=access)
+    for method, status in (("DELETE", 200), ("POST", 200), ("GET", 200), ("PUT", 400)):
+        asks = [("origin", "https://chat.example"), ("access-control-request-method", method)]
+        preflight = run(partial(ask, app, "OPTIONS", "/thing/one", headers=asks))
+        assert preflight.status == status, method
+
+
 CROSS_SITE = ("sec-fetch-site", "cross-site")
 LINK = [("sec-fetch-mode", "navigate"), ("sec-fetch-dest", "document")]
 
