@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import trio
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
 from trio.testing import MockClock
 
+from neurogrid.server.app import make_app
 from neurogrid.server.backend import DRAIN_PATIENCE, Backend
 from neurogrid.server.errors import APIError
+from neurogrid.server.openai.json_route import JsonRoute
 
 
 class Ready:
     """As much of a coordinator as a backend looks at."""
 
     why_not_ready = None
+    model = SimpleNamespace(sight=None)
 
 
 async def test_nobody_is_refused_before_the_moment_without_requests_has_come(
@@ -73,3 +80,43 @@ async def test_those_who_come_without_a_break_are_refused_after_a_while(
             assert num_refused >= 1
             assert num_answered > DRAIN_PATIENCE / 3
     assert num_refused == 2
+
+
+async def test_a_body_that_comes_slowly_is_waited_for_by_its_own_request_alone(
+    autojump_clock: MockClock,
+) -> None:
+    backend, read = Backend(), []
+
+    async def prepare(body: Mapping[str, Any], coordinator: Any) -> Response:
+        read.append(body)
+        return JSONResponse({})
+
+    app = make_app([Route("/say", JsonRoute(backend, prepare, 100.0), methods=["POST"])])
+    told: list[dict[str, Any]] = []
+    parts = [b"{", b"}"]
+
+    async def receive() -> dict[str, Any]:
+        await trio.sleep(20.0)
+        part = parts.pop(0) if parts else b""
+        return {"type": "http.request", "body": part, "more_body": bool(parts)}
+
+    async def send(message: Any) -> None:
+        told.append(message)
+
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "path": "/say",
+        "query_string": b"",
+        "headers": [(b"host", b"127.0.0.1"), (b"content-type", b"application/json")],
+    }
+    ready: Any = Ready()
+    with backend.serving(ready):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(app, scope, receive, send)
+            await trio.sleep(1.0)
+            began = trio.current_time()
+            await backend.drain("soon")
+            assert trio.current_time() == began
+    assert told[0]["status"] == 503
+    assert not read

@@ -6,7 +6,6 @@ What ends the work early: the client goes away, the deadline passes, or the serv
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
-from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -63,23 +62,19 @@ class JsonRoute:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         deadline = trio.current_time() + self._timeout
-        with ExitStack() as stack:
-            backend = self._backends
-            coordinator: Coordinator | None = None
-            if isinstance(backend, Backend):  # whatever is asked of it
-                coordinator = stack.enter_context(backend.request())
-            else:
-                backend.require_one()
-            try:
-                sees = any(each.sees for each in backend.all())
-                max_bytes = MAX_IMAGE_BODY_BYTES if sees else MAX_BODY_BYTES
-                body = await read_json(Request(scope, receive), max_bytes=max_bytes)
-            except ClientDisconnect:
-                return
-            backend = backend.choose(body.get("model") or body.get("name"), tag=self._tag)
-            if coordinator is None:
-                await self._wake(backend, receive, deadline)
-                coordinator = stack.enter_context(backend.request())
+        backends = self._backends
+        backends.require_one()
+        try:
+            sees = any(each.sees for each in backends.all())
+            max_bytes = MAX_IMAGE_BODY_BYTES if sees else MAX_BODY_BYTES
+            body = await read_json(Request(scope, receive), max_bytes=max_bytes)
+        except ClientDisconnect:
+            return
+        backend = backends.choose(body.get("model") or body.get("name"), tag=self._tag)
+        if not isinstance(backends, Backend):
+            await self._wake(backend, receive, deadline)
+        # Not before: whoever waits for the end of all requests waits for no client that takes its time over a body.
+        with backend.request() as coordinator:
             await self._answer(body, backend, coordinator, deadline, scope, receive, send)
 
     async def _wake(self, backend: Backend, receive: Receive, deadline: float) -> None:
