@@ -14,11 +14,14 @@ from neurogrid.errors import NoRouteError, PeerRefusedError
 from neurogrid.inference.generation import token_session
 from neurogrid.inference.generation.ends_queue import Chosen
 from neurogrid.inference.generation.kept_sessions import Beginning
+from neurogrid.inference.generation.sight import SeenImages
+from neurogrid.inference.generation.stored_prefixes import StoredPrefix, StoredPrefixes
 from neurogrid.inference.generation.token_session import TokenSession
 from neurogrid.inference.pipeline.prefill import Bounds
 from neurogrid.inference.pipeline.selection import Selection
 from neurogrid.inference.pipeline.session_worker import Prior
-from neurogrid.p2p.wire import ErrorCode
+from neurogrid.model.images.places import ImagePlaces, ImageWay
+from neurogrid.p2p.wire import ErrorCode, ImageSpan
 
 
 @dataclass
@@ -176,3 +179,39 @@ async def test_a_worker_that_dropped_the_session_is_asked_for_another_once(
             with pytest.raises(NoRouteError, match="is not open"):
                 await step
     assert len(opened) == 2
+
+
+async def test_a_text_on_disk_with_the_tokens_of_an_image_is_no_image(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Anybody may send those tokens as text: a conversation with an image there does not begin with that."""
+    tokens = [*range(300), 7, 7, 7, 7, *range(50)]
+
+    async def open_session(*args: object, prior: Prior | None = None, **more: Any) -> Pipeline:
+        return Pipeline(prior.num_tokens if prior else 0, fails=False)
+
+    monkeypatch.setattr(token_session, "open_session", open_session)
+    selection: Any = Selection(())
+
+    async def select(**more: Any) -> Any:
+        return selection
+
+    stored = StoredPrefixes(shortest_cut=lambda length: 0, replays=False)
+    stored.add(StoredPrefix(tuple(tokens[:320]), (320,), b"", ()))
+    others = surroundings(select, stored=stored)
+    image = SeenImages(
+        ImagePlaces((ImageSpan(300, 2, 2),), ImageWay.AS_TEXT), (b"a" * 32,), (torch.zeros(4, 4),)
+    )
+    for images, num_reused in ((None, 320), (image, 300)):
+        async with TokenSession(
+            *(others, others, others, others, others),
+            Beginning(others, 400, b""),
+            number=1,
+            max_length=400,
+            patience=60.0,
+            replays=False,
+            max_piece=None,
+            images=images,
+        ) as session:
+            await session.extend(tokens, lambda logits_V: Chosen("next", None))
+            assert session.num_reused == num_reused

@@ -312,7 +312,11 @@ class TokenSession:
         if not is_first or self._beginning.is_alone or self._recording is not None:
             return None
         assert self._selection is not None
-        return self._kept.stored.best(self._tokens, self._beginning.adapter, self._selection)
+        tokens: Sequence[int] = self._tokens
+        if self._images is not None:
+            # What is on disk has no images, though it may have the tokens that stand for some here.
+            tokens = self._images.identities(tokens)
+        return self._kept.stored.best(tokens, self._beginning.adapter, self._selection)
 
     def _begun_with(self, calls: Sequence[int], num_tokens: int) -> None:
         """The session is open, with so many tokens that these calls had computed."""
