@@ -10,7 +10,7 @@ import threading
 from contextlib import aclosing
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -20,6 +20,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from neurogrid.errors import CapacityError, ModelError, NeuroGridError, NoRouteError
 from neurogrid.inference.generation.adapters import ServedAdapter
+from neurogrid.inference.generation.coordinator import Coordinator
 from neurogrid.inference.generation.loaded_model import LoadedModel
 from neurogrid.inference.generation.sampling import derived_seed
 from neurogrid.inference.generation.sampling_params import MAX_SEED, SamplingParams
@@ -550,6 +551,34 @@ async def test_adapters_come_and_go(model: LoadedModel, tmp_path: Path) -> None:
             gone = await ask(app, "DELETE", "/v1/adapters/one", headers=headers)
             assert gone.status == status
         assert not coordinator.adapters.names
+
+
+async def test_the_texts_of_one_request_have_one_adapter(model: LoadedModel) -> None:
+    """Though its name is given to another one before all of them had their turn."""
+
+    class Embedding(Told):
+        source_of = Coordinator.source_of
+        embed = Coordinator.embed
+        seen: ClassVar[list[Any]] = []
+
+        async def read_prompt(self, token_ids: Any, reader: Any, *, adapter: Any) -> None:
+            source = self.source_of(adapter)  # type: ignore[misc]
+            await trio.lowlevel.checkpoint()
+            if not self.seen:
+                self.adapters.remove("x")
+                self.adapters.add(ServedAdapter("x", Path("x"), AdapterSource({}, {})))
+            self.seen.append(source)
+            reader.embedding = lambda: [1.0]
+
+    coordinator = Embedding(model)
+    coordinator.adapters.add(ServedAdapter("x", Path("x"), AdapterSource({}, {})))
+    first = coordinator.source_of("x")  # type: ignore[misc]
+    body = {"model": "x", "input": ["some text"] * 20}
+    with served(coordinator) as post:
+        answered = await post("/v1/embeddings", json_body=body)
+    assert answered.status == 200
+    assert len(coordinator.seen) == 20
+    assert all(source is first for source in coordinator.seen)
 
 
 async def test_no_adapters_are_added_unless_the_owner_says_where(model: LoadedModel) -> None:

@@ -221,7 +221,7 @@ class Coordinator(TextGeneration):
         """
         model = self.model
         model.check_prompt(token_ids)
-        source = self._source_of(adapter)
+        source = self.source_of(adapter)
         seen: SeenImages | None = None
         if images is not None:
             if model.sight is None:
@@ -366,7 +366,11 @@ class Coordinator(TextGeneration):
             self._progress.tokens_proposed(number, len(proposed), num_chosen - 1)
 
     async def read_prompt(
-        self, token_ids: Sequence[int], reader: PromptReader, *, adapter: str | None = None
+        self,
+        token_ids: Sequence[int],
+        reader: PromptReader,
+        *,
+        adapter: str | AdapterSource | None = None,
     ) -> None:
         """Let a prompt go through the model, show `reader` all of it, and generate nothing.
 
@@ -374,14 +378,14 @@ class Coordinator(TextGeneration):
 
         Args:
             token_ids: as many as a session has, or fewer.
-            adapter: as for `generate_tokens`.
+            adapter: as for `generate_tokens`, or what `source_of` gave.
 
         Raises:
             ConfigurationError: the prompt cannot be served, or no adapter has that name.
             NoRouteError, CapacityError: as `generate_tokens`.
         """
         self.model.check_prompt(token_ids, num_new=0)
-        source = self._source_of(adapter)
+        source = self.source_of(adapter)
         key, max_length = source.key if source is not None else b"", len(token_ids)
         with self._told(max_length) as number:
             async with self._kept.begin_alone(max_length, key) as beginning:
@@ -396,13 +400,14 @@ class Coordinator(TextGeneration):
         token_ids: Sequence[int],
         *,
         dimensions: int | None = None,
-        adapter: str | None = None,
+        adapter: str | AdapterSource | None = None,
     ) -> list[float]:
         """The embedding of a text: its hidden states, pooled as the model's makers say.
 
         Args:
             token_ids: of the text, as many as a session has, or fewer.
             dimensions: only the first so many, brought to length 1; None for all, as the makers say.
+            adapter: as for `read_prompt`.
 
         Raises:
             UnsupportedModelError: hidden states of this model are no embeddings, or not here.
@@ -425,9 +430,14 @@ class Coordinator(TextGeneration):
         finally:
             self._progress.generation_ended(number, error)
 
-    def _source_of(self, adapter: str | None) -> AdapterSource | None:
-        if adapter is None:
-            return None
+    def source_of(self, adapter: str | AdapterSource | None) -> AdapterSource | None:
+        """What the adapter of a name adds at this moment: several sessions with it have the same, whatever comes later.
+
+        Raises:
+            ConfigurationError: no adapter has that name.
+        """
+        if adapter is None or isinstance(adapter, AdapterSource):
+            return adapter
         served = self.adapters.get(adapter)
         if served is None:
             raise ConfigurationError(f"there is no adapter {adapter[:100]!r}")

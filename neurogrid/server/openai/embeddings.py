@@ -120,6 +120,8 @@ async def embed_texts(
     prompts = await encode_texts(texts, model)
     for index, prompt in enumerate(prompts):
         check_length(prompt, model, f"{param}[{index}]" if len(texts) > 1 else param, num_new=0)
+    # Once for all: clients may give its name to another one meanwhile.
+    source = coordinator.source_of(adapter)
     vectors: list[list[float]] = [[] for _ in prompts]
     limiter = trio.CapacityLimiter(MAX_AT_ONCE)
 
@@ -128,7 +130,7 @@ async def embed_texts(
             vectors[index] = await coordinator.embed(
                 prompts[index],
                 dimensions=None if dimensions is None else int(dimensions),
-                adapter=adapter,
+                adapter=source,
             )
 
     with unwrap_errors():
