@@ -7,14 +7,14 @@ from typing import Any, cast
 
 import pytest
 
-from neurogrid.errors import NoRouteError, RemoteProtocolError
+from neurogrid.errors import NoRouteError, PeerRefusedError, RemoteProtocolError
 from neurogrid.fleet.remote_worker import Timeouts
 from neurogrid.inference.pipeline.pipeline_stage import PipelineStage
 from neurogrid.inference.pipeline.routing import Routing
-from neurogrid.inference.pipeline.session import open_session
-from neurogrid.inference.pipeline.session_worker import Opened
+from neurogrid.inference.pipeline.session import PriorLostError, open_session
+from neurogrid.inference.pipeline.session_worker import Opened, Prior
 from neurogrid.p2p.hosts.identity import Identity
-from neurogrid.p2p.wire import SessionOpen
+from neurogrid.p2p.wire import ErrorCode, SessionOpen
 from neurogrid.planner import PlannedStage
 
 
@@ -46,3 +46,31 @@ async def test_a_worker_that_begins_with_tokens_that_nobody_named_is_to_blame() 
     assert failed.value.peer_id == "a worker"
     assert isinstance(failed.value.__cause__, RemoteProtocolError)
     assert len(worker.closed) == 1
+
+
+class NoMemory(Worker):
+    """Has something on disk, and no memory to read it."""
+
+    async def open_session(self, wanted: SessionOpen) -> Opened:
+        if not (wanted.stored or wanted.prior):
+            return Opened()
+        text = "there is no memory for it"
+        raise PeerRefusedError(text, code=ErrorCode.OUT_OF_MEMORY, text=text)
+
+
+@pytest.mark.parametrize(
+    ("prior", "expected"),
+    [
+        (Prior(0, 300, stays_open=False, stored=b"n" * 32), PriorLostError),
+        (Prior(7, 300, stays_open=True), NoRouteError),
+    ],
+)
+async def test_a_worker_without_memory_for_a_prefix_on_disk_computes_it(
+    prior: Prior, expected: type[Exception]
+) -> None:
+    stage = PipelineStage(PlannedStage("a worker", 0, 2, 10), cast(Any, NoMemory()))
+    host = SimpleNamespace(identity=Identity.generate(), addresses_of=lambda peer_id: ())
+    routing = Routing(cast(Any, SimpleNamespace(host=host)))
+    with pytest.raises(expected, match="no memory"):
+        await open_session([stage], routing, max_length=400, prior=prior)
+    assert (await open_session([stage], routing, max_length=400)).length == 0

@@ -258,7 +258,10 @@ async def _open(
             if code == ErrorCode.PEER_UNREACHABLE and behind is not None:
                 cut.append((item, behind, str(exc)))
                 return
-            if prior is not None and code in PRIOR_REFUSED:
+            is_refused = code in PRIOR_REFUSED
+            if prior is not None and prior.stored:
+                is_refused |= code == ErrorCode.OUT_OF_MEMORY  # for reading it, beside all else
+            if prior is not None and is_refused:
                 without_prior.append(f"{item.name} says: {exc}")
                 return
             error = item.lost(exc)
