@@ -13,7 +13,7 @@ from neurogrid.fleet.remote_worker import Timeouts
 from neurogrid.inference.pipeline.pipeline_stage import PipelineStage
 from neurogrid.inference.pipeline.routing import Routing
 from neurogrid.inference.pipeline.session import PipelineSession, open_session
-from neurogrid.inference.pipeline.session_worker import Opened
+from neurogrid.inference.pipeline.session_worker import Opened, Prior
 from neurogrid.p2p.hosts.identity import Identity
 from neurogrid.p2p.wire import SessionOpen
 from neurogrid.planner import PlannedStage
@@ -35,13 +35,13 @@ class Worker:
         self.num_open += 1
         if wanted.route:
             await trio.sleep(self._seconds)
-        return Opened()
+        return Opened(wanted.prior_length)
 
     async def close_session(self, session_id: int) -> None:
         self.num_open -= 1
 
 
-def opened(link_patience: float) -> tuple[PipelineSession, float]:
+def opened(link_patience: float, prior: Prior | None = None) -> tuple[PipelineSession, float]:
     """A session over two workers, and the seconds until it was open."""
     peer_ids = [Identity.generate().peer_id for _ in range(2)]
     workers = [Worker(peer_ids[0], LINK_SECONDS), Worker(peer_ids[1], 0.0)]
@@ -54,7 +54,9 @@ def opened(link_patience: float) -> tuple[PipelineSession, float]:
     async def main() -> tuple[PipelineSession, float]:
         routing = Routing(cast(Any, SimpleNamespace(host=host)))
         started = trio.current_time()
-        session = await open_session(stages, routing, max_length=8, link_patience=link_patience)
+        session = await open_session(
+            stages, routing, max_length=8, prior=prior, link_patience=link_patience
+        )
         assert [worker.num_open for worker in workers] == [1, 1]
         return session, trio.current_time() - started
 
@@ -71,3 +73,11 @@ def test_a_link_has_its_time_otherwise() -> None:
     session, seconds = opened(math.inf)
     assert [len(chain.stages) for chain in session.chains] == [2]
     assert seconds >= LINK_SECONDS
+
+
+def test_a_worker_that_reads_a_prefix_from_disk_has_its_time() -> None:
+    """What takes that long is not the link: it would go through the coordinator for minutes."""
+    session, seconds = opened(2.0, Prior(0, 5, stays_open=False, stored=b"n" * 32))
+    assert [len(chain.stages) for chain in session.chains] == [2]
+    assert seconds >= LINK_SECONDS
+    assert session.length == 5

@@ -10,11 +10,12 @@ import pytest
 from neurogrid.errors import NoRouteError, PeerRefusedError, RemoteProtocolError
 from neurogrid.fleet.remote_worker import Timeouts
 from neurogrid.inference.pipeline.pipeline_stage import PipelineStage
+from neurogrid.inference.pipeline.remote_v11 import RemoteWorkerV11
 from neurogrid.inference.pipeline.routing import Routing
 from neurogrid.inference.pipeline.session import PriorLostError, open_session
 from neurogrid.inference.pipeline.session_worker import Opened, Prior
 from neurogrid.p2p.hosts.identity import Identity
-from neurogrid.p2p.wire import ErrorCode, SessionOpen
+from neurogrid.p2p.wire import ErrorCode, MessageType, SessionAck, SessionOpen, TensorMessage
 from neurogrid.planner import PlannedStage
 
 
@@ -74,3 +75,34 @@ async def test_a_worker_without_memory_for_a_prefix_on_disk_computes_it(
     with pytest.raises(expected, match="no memory"):
         await open_session([stage], routing, max_length=400, prior=prior)
     assert (await open_session([stage], routing, max_length=400)).length == 0
+
+
+class Asked(RemoteWorkerV11):
+    """Notes for how long it is waited for."""
+
+    async def _request(self, *args: Any, timeout: float) -> TensorMessage:
+        self.waited = timeout
+        return TensorMessage(
+            msg_type=MessageType.SESSION_ACK, data=SessionAck(1, adapter=True).encode()
+        )
+
+
+@pytest.mark.parametrize(
+    ("more", "seconds"),
+    [
+        ({}, Timeouts().describe),
+        ({"prior": 7, "prior_length": 9}, Timeouts().step),
+        ({"stored": b"n" * 32, "prior_length": 9}, Timeouts().layer),
+        ({"adapter": b"a" * 64}, Timeouts().layer),
+        ({"adapter": b"a" * 64, "prior": 7, "prior_length": 9}, Timeouts().layer),
+    ],
+)
+async def test_a_worker_has_time_for_what_it_does_before_a_session_is_open(
+    more: dict[str, Any], seconds: float
+) -> None:
+    """A worker that does not answer in time is given up, with all that it computes."""
+    worker = Asked(cast(Any, None), "a worker", Timeouts())
+    await worker.open_session(
+        SessionOpen(session_id=1, start_layer=0, stop_layer=2, max_length=16, **more)
+    )
+    assert worker.waited == seconds

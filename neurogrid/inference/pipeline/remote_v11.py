@@ -29,8 +29,7 @@ class RemoteWorkerV11(DeliveryV11, SessionWorker):
             MessageType.SESSION_OPEN,
             wanted.encode(),
             MessageType.SESSION_ACK,
-            # It may have to fetch the adapter first.
-            timeout=self.timeouts.layer if wanted.adapter else self.timeouts.describe,
+            timeout=self._open_timeout(wanted),
         )
         ack = SessionAck.decode(reply.data)
         if wanted.adapter and not ack.adapter:
@@ -38,6 +37,14 @@ class RemoteWorkerV11(DeliveryV11, SessionWorker):
         if wanted.images and not ack.images:
             raise without_images(self.peer_id)
         return Opened(ack.length or 0, ack.cuts)
+
+    def _open_timeout(self, wanted: SessionOpen) -> float:
+        """Seconds in which a session has to be open, for what the worker has to do first."""
+        if wanted.adapter or wanted.stored:
+            return self.timeouts.layer  # fetch the adapter, or read a large file
+        if wanted.prior:
+            return self.timeouts.step  # its caches are copied or cut after what is being computed
+        return self.timeouts.describe
 
     async def close_session(self, session_id: int) -> None:
         await self._request(

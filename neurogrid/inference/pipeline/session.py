@@ -173,7 +173,7 @@ async def open_session(
     Args:
         prior: open on the same stages; the new session begins with its first tokens.
         link_patience: seconds that a worker may take to reach its successor before that link goes through here. With an
-            adapter it is not looked at: the worker may have to fetch that, too.
+            adapter or a prior it is not looked at: the worker may have to fetch that, or read it from disk, too.
         adapter: what is added to the layers for this session; None for nothing.
         cuts: ask for a session that can go back.
         images: where its images are, as SessionOpen has it; empty where layers need not know.
@@ -192,7 +192,7 @@ async def open_session(
                 routing,
                 max_length,
                 prior,
-                math.inf if adapter else link_patience,
+                math.inf if adapter or prior else link_patience,
                 adapter,
                 cuts,
                 images,
