@@ -59,8 +59,8 @@ class ServedModel(Backend):
         name: what requests call it.
         board: of its coordinator.
         remembered: what was known when it was open last; None before.
-        kept_adapters: directories of those that clients had added before the server was started, by name; told of
-            until it is open.
+        kept_adapters: directories of those that it was started with, or that clients had added before that, by name;
+            told of until it is open.
         asked: tokens that were asked of it, of late.
         is_to_close: set when it is to be put down; another event for each time that it is opened.
         is_gone: set when it was removed and holds nothing any more.

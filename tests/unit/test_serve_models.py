@@ -17,14 +17,15 @@ from safetensors.torch import load_file, save_file
 import neurogrid.assembly.coordinator
 from neurogrid.assembly.coordinator_settings import CoordinatorSettings
 from neurogrid.assembly.memory_sharing import MemorySharing
-from neurogrid.cli.commands.serve_models import ModelOptions, _Opener
+from neurogrid.cli.commands.serve_models import ModelOptions, _Opener, _tell_adapters
 from neurogrid.cli.options.common import Listening
 from neurogrid.cli.options.model import adapters_of
 from neurogrid.cli.options.trust import Trust
 from neurogrid.inference.board.progress import Progress
 from neurogrid.inference.generation.adapters import ServedAdapters
-from neurogrid.server.additions import Additions
+from neurogrid.server.additions import AddedAdapter, Additions
 from neurogrid.server.app import make_app
+from neurogrid.server.errors import APIError
 from neurogrid.server.models import Models
 from neurogrid.server.openai.adapter_routes import adapter_routes, restore_adapters
 from tests.unit.asgi_client import Answered, ask
@@ -118,3 +119,29 @@ async def test_under_the_name_of_an_adapter_that_was_added_is_that_or_nothing(
     async with serving() as names:
         assert names == {"own", "stays", "changes"}
     assert not caplog.records
+
+
+async def test_one_that_was_never_open_is_asked_for_by_the_names_of_its_adapters(
+    tmp_path: Path,
+) -> None:
+    """As where it found no room at the start, and stands by."""
+    save_embedded_adapter(load_embedded(), tmp_path / "own")
+    first = argparse.Namespace(
+        model=None, model_name="first", adapter=[("named", tmp_path / "own")]
+    )
+    second = argparse.Namespace(model=None, model_name="second", adapter=[])
+    for additions, names in (
+        (Additions(), {"first", "named", "added"}),
+        (None, {"first", "named"}),
+    ):
+        models = Models()
+        for name in ("first", "second"):
+            models.add(name, is_wanted=True)
+        if additions is not None:
+            await additions.keep_adapter("added", AddedAdapter("first", "added", "00"))
+        _tell_adapters(models, [first, second], additions)
+        assert set(models["first"].names) == names
+        assert set(models["second"].names) == {"second"}
+        assert models.choose("named") is models["first"]
+        with pytest.raises(APIError, match="the name 'named' is taken"):
+            models.require_free("named")

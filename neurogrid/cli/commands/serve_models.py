@@ -395,10 +395,7 @@ async def serve_models(
     for name in names:
         models.add(name, is_wanted=True)
     added = _add_kept(models, additions, first) if serving.model_root is not None else {}
-    for model in models.all() if serving.adapter_root is not None else ():
-        model.kept_adapters = {
-            name: Path(adapter.path) for name, adapter in additions.adapters_of(model.name).items()
-        }
+    _tell_adapters(models, each, additions if serving.adapter_root is not None else None)
 
     async def restore(coordinator: Coordinator) -> None:
         await server.restore(coordinator)
@@ -444,6 +441,24 @@ async def serve_models(
 
         keeper = ModelKeeper(models, opener, server.metrics, gives_way=gives_way, added=added)
         await keeper.run(on_begun=begun)
+
+
+def _tell_adapters(
+    models: Models, each: list[argparse.Namespace], additions: Additions | None
+) -> None:
+    """Have a model known by its adapters, too, before it was ever open: one that stands by is opened for them.
+
+    Args:
+        each: the options of each model of the start.
+        additions: what clients had added; None where no adapters of theirs are served.
+    """
+    named = {name_of(options): adapters_of(options) for options in each}
+    for model in models.all():
+        added = additions.adapters_of(model.name) if additions is not None else {}
+        model.kept_adapters = {
+            **named.get(model.name, {}),
+            **{name: Path(adapter.path) for name, adapter in added.items()},
+        }
 
 
 def _add_kept(
