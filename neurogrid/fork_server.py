@@ -327,9 +327,19 @@ def _take_order(control: socket.socket, children: dict[int, _Child]) -> bool:
     # Here, not there: what is imported now, the next child has. Of what cannot be imported the child says why.
     with contextlib.suppress(Exception):
         _import(*imports)
-    own = socket.socket(fileno=descriptors[0])
-    child = _Child(own, tempfile.mkdtemp(prefix="neurogrid-child-"), is_told_of)
-    pid = os.fork()
+    own, folder = socket.socket(fileno=descriptors[0]), ""
+    try:
+        folder = tempfile.mkdtemp(prefix="neurogrid-child-")
+        child = _Child(own, folder, is_told_of)
+        pid = os.fork()
+    except OSError:
+        # A full disk, or as many processes as there may be: whoever asked sees its socket closed, and others live on.
+        own.close()
+        for number in descriptors[1:]:
+            os.close(number)
+        if folder:
+            shutil.rmtree(folder, ignore_errors=True)
+        return True
     if pid == 0:
         _run_and_exit(lambda: _call(child, main, imports, descriptors[1:], arguments))
     for number in descriptors[1:]:

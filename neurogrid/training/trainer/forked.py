@@ -68,7 +68,7 @@ async def start_forked(server: ForkServer, module: str, *, threads: int) -> Fork
         threads: of torch; 0 for as many as this process has.
 
     Raises:
-        OSError: the fork server has ended.
+        OSError: the fork server has ended, or could fork no other.
     """
     theirs_in, ours_in = os.pipe()
     ours_out, theirs_out = os.pipe()
@@ -93,7 +93,7 @@ async def start_forked(server: ForkServer, module: str, *, threads: int) -> Fork
     try:
         pid = await _event(own)
         if pid is None:
-            raise OSError("the process that forks others has ended")
+            raise OSError("the process that forks others has ended, or has no room for one more")
     except BaseException:
         for number in ours:
             os.close(number)
