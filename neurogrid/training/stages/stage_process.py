@@ -27,8 +27,9 @@ __all__ = ["PlainTensor", "StageProcess", "open_stage_process"]
 
 _PROGRAM: Final = "neurogrid.training.stages.stage_program"
 _ERRORS: Final = (CheckpointError, ConfigurationError, TrainerError, UnsupportedModelError)
-# Seconds for a call of before to end.
+# Seconds for a call of before to end, and for a process to begin: to import torch takes minutes where the disk is slow.
 _PATIENCE: Final = 20.0
+_BEGIN_PATIENCE: Final = 300.0
 
 
 class PlainTensor(NamedTuple):
@@ -77,6 +78,8 @@ class StageProcess:
         self._child = Child("stage", _PROGRAM, _ERRORS, nursery)
         self._nursery, self._threads = nursery, threads
         self._lock = trio.Lock()
+        self._has_begun = trio.Event()  # no process is on its way
+        self._has_begun.set()
         self._directory = directory
         self._layers: StageSettings | None = None
         self._num_elements = 0
@@ -96,8 +99,12 @@ class StageProcess:
 
     async def _start(self) -> None:
         if self._child.pid is None:
-            await self._child.start(threads=self._threads)
-            await self._child.exchange({"order": "begin"}, lambda _: None)
+            self._has_begun = trio.Event()
+            try:
+                await self._child.start(threads=self._threads)
+                await self._child.exchange({"order": "begin"}, lambda _: None)
+            finally:
+                self._has_begun.set()
 
     async def end(self) -> None:
         """End the process, if it runs."""
@@ -105,6 +112,8 @@ class StageProcess:
 
     async def settle(self) -> None:
         """Wait until the process is at nothing; one that does not come to an end is ended."""
+        with trio.move_on_after(_BEGIN_PATIENCE):
+            await self._has_begun.wait()
         with trio.move_on_after(_PATIENCE):
             async with self._lock:
                 pass
