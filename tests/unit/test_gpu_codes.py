@@ -209,7 +209,8 @@ class _Kernels:
 
 
 @pytest.mark.parametrize(
-    "error", [_Kernels.TritonError, RuntimeError, OSError, subprocess.SubprocessError]
+    "error",
+    [_Kernels.TritonError, RuntimeError, OSError, ImportError, subprocess.SubprocessError],
 )
 def test_what_triton_says_is_passed_on(
     monkeypatch: pytest.MonkeyPatch, error: type[Exception]

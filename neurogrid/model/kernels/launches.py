@@ -41,7 +41,8 @@ def what_is_wrong(check: Callable[[], str]) -> str:
         return "there is no Triton"
     try:
         return check()
-    except (RuntimeError, OSError, SubprocessError, kernels.TritonError) as exc:
+    # What was compiled may not be loaded, as from a file system that runs nothing: that is an ImportError.
+    except (RuntimeError, OSError, ImportError, SubprocessError, kernels.TritonError) as exc:
         return f"they cannot be compiled ({str(exc).strip().partition(chr(10))[0]})"
 
 
