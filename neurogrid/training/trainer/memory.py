@@ -86,8 +86,7 @@ class _OfAccelerator(Memory):
     def __init__(self, device: torch.device, limit: int) -> None:
         self._module = torch.get_device_module(device)
         self._device = device
-        free, _ = self._module.mem_get_info(device)
-        here = free + self._module.memory_reserved(device)
+        here = device_memory(device).free_bytes + self._module.memory_reserved(device)
         self.limit = min(limit, here) if limit else here
         self._most_before = 0
 
@@ -115,9 +114,13 @@ def memory_of(device: torch.device, limit: int) -> Memory:
         limit: bytes; 0 for what is free.
 
     Raises:
-        ConfigurationError: nobody says on this system how much memory is in use.
+        ConfigurationError: nobody says on this system, or of this device, how much memory is in use.
     """
     if device.type != "cpu":
+        if not hasattr(torch.get_device_module(device), "max_memory_allocated"):
+            raise ConfigurationError(
+                f"nobody says how much memory a step takes on {device}, so it cannot train: let another machine"
+            )
         return _OfAccelerator(device, limit)
     if not (_SELF / "clear_refs").exists():
         raise ConfigurationError(
