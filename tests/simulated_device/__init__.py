@@ -35,6 +35,7 @@ __all__ = [
     "NUM_DEVICES",
     "SECOND",
     "open_devices",
+    "seeds",
     "simulated_devices",
     "used_bytes",
 ]
@@ -52,6 +53,7 @@ class _Module:
 
     def __init__(self) -> None:
         self.is_open = False
+        self.seeds: dict[int, int] = {}  # that were given last, by device
 
     def is_available(self) -> bool:
         return self.is_open
@@ -71,6 +73,10 @@ class _Module:
     def get_device_name(self, device: Any = None) -> str:
         return "simulated device"
 
+    def manual_seed(self, seed: int) -> None:
+        """Of the current device alone, as with CUDA; random numbers are the CPU's."""
+        self.seeds[current_device()] = seed
+
     def manual_seed_all(self, seed: int) -> None:
         """Random numbers are the CPU's."""
 
@@ -89,6 +95,11 @@ _setup_privateuseone_for_python_backend(NAME, backend_module=_module)
 register()
 
 FIRST, SECOND = torch.device(NAME, 0), torch.device(NAME, 1)
+
+
+def seeds() -> dict[int, int]:
+    """What the random numbers of each device began with last; none where nobody has said."""
+    return _module.seeds
 
 
 def used_bytes(index: int) -> int:

@@ -27,6 +27,7 @@ __all__ = [
     "avoid_planned_attention",
     "device_memory",
     "device_name",
+    "seed_device",
     "select_device",
     "wait_for",
 ]
@@ -106,6 +107,16 @@ def device_name(device: torch.device) -> str:
         return f"CPU ({_cpu_name()})"
     ask = getattr(torch.get_device_module(device), "get_device_name", None)
     return ask(device) if ask else f"{device.type.upper()} ({_cpu_name()})"
+
+
+def seed_device(device: torch.device, seed: int) -> None:
+    """Begin the random numbers of the CPU and of `device` anew, those of other devices not."""
+    # Not torch.manual_seed, which takes 0.5 ms for devices that are not in use.
+    torch.default_generator.manual_seed(seed)
+    if device.type != CPU.type:
+        # An accelerator's own function is about the device that is current, which is the first one.
+        with torch.accelerator.device_index(device.index):
+            torch.get_device_module(device).manual_seed(seed)
 
 
 def wait_for(device: torch.device) -> None:

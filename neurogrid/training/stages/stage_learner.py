@@ -29,6 +29,7 @@ from neurogrid.model.files.config import build_config
 from neurogrid.model.files.quantization import Quantization
 from neurogrid.model.files.tensor_names import layer_of
 from neurogrid.model.proof.subspace_proof import check_subspace, subspace_of
+from neurogrid.model.stages.device import seed_device
 from neurogrid.model.stages.subspace import (
     NUM_FREE_LAYERS,
     SubspaceTraits,
@@ -502,11 +503,7 @@ class StageLearner:
         return torch.autocast(self._device.type, torch.bfloat16, enabled=self._is_narrow)
 
     def _seed(self, step: int, number: int) -> None:
-        seed = _seed_of(self._settings.seed, step, number, self._settings.start)
-        # Not torch.manual_seed, which takes 0.5 ms for devices that are not in use.
-        torch.default_generator.manual_seed(seed)
-        if self._device.type != "cpu":
-            torch.get_device_module(self._device).manual_seed(seed)
+        seed_device(self._device, _seed_of(self._settings.seed, step, number, self._settings.start))
 
     def _check_given(self, given: Tensor, tokens: Tensor | None) -> None:
         if self.is_first:

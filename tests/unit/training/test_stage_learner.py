@@ -26,6 +26,7 @@ from neurogrid.training.runs.run_file import InnerSection
 from neurogrid.training.runs.run_file.stage_sections import AdapterSection
 from neurogrid.training.stages.stage_learner import StageLearner
 from neurogrid.training.stages.stage_settings import StageSettings
+from tests.simulated_device import FIRST, SECOND, seeds, simulated_devices
 
 SIZES: dict[str, Any] = {
     "hidden_size": 32,
@@ -315,6 +316,16 @@ def test_what_is_dropped_depends_on_step_and_micro_batch() -> None:
     assert not torch.equal(computed(0, 1), once)
     others = Chain("dropout", 2, seed=1).stages[0]
     assert not torch.equal(others.forward(0, ids_BT, step=0), once)
+
+
+def test_what_is_dropped_on_the_second_accelerator_depends_on_its_own_seed() -> None:
+    settings, tensors = settings_of("dropout", 0, 2, device=str(SECOND)), tensors_of("dropout")
+    seeds().clear()
+    with simulated_devices():
+        learner = StageLearner(settings, tensors)
+        learner.forward(0, batch_of(0).pieces[0][0], step=0)
+        assert torch.accelerator.current_device_index() == FIRST.index
+    assert seeds() == {SECOND.index: torch.default_generator.initial_seed()}
 
 
 @pytest.mark.parametrize("family", ["untied", "tied", "mixture", "dropout"])
