@@ -149,6 +149,8 @@ class Learner:
         """
         self.fit(batch)
         self._model.train()
+        # A call before that ran out of memory has left a part of its own.
+        self._optimizer.zero_grad(set_to_none=True)
         while True:
             try:
                 return self._accumulate(batch, self.micro_batch, _seed_of(seed, number))

@@ -159,6 +159,31 @@ def test_a_step_that_runs_out_of_memory_is_made_of_smaller_ones(
     assert step.norm == pytest.approx(expected.norm, rel=1e-4)
 
 
+def test_gradients_have_nothing_of_a_batch_that_did_not_fit(
+    batch: list[FileRange], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever computes that of another member again has no memory for it, and goes on with its own work."""
+    inner = replace(SETTINGS.inner, micro_batch=1)
+    learner, plain = (Learner(replace(SETTINGS, inner=inner), None) for _ in range(2))
+    read, forward, num_passes = learner.reader.read(batch), learner._forward, 0
+
+    def narrow(inputs: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        nonlocal num_passes
+        num_passes += 1
+        if num_passes == 3:
+            torch.empty(2**60)
+        return forward(inputs, labels)
+
+    monkeypatch.setattr(learner, "_forward", narrow)
+    with pytest.raises(ConfigurationError, match="not even one sample"):
+        learner.compute_gradients(read, number=1, seed=0)
+    own, expected = (torch.empty(learner.layout.num_elements) for _ in range(2))
+    for each, vector in ((learner, own), (plain, expected)):
+        each.compute_gradients(read, number=1, seed=0)
+        each.take_gradients(vector)
+    assert torch.equal(own, expected)
+
+
 def test_optimisers_of_others_are_refused_and_change_nothing(
     batch: list[FileRange], tmp_path: Path
 ) -> None:
