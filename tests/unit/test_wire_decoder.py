@@ -6,6 +6,7 @@ import ctypes
 import resource
 import struct
 import tracemalloc
+from typing import NoReturn
 
 import pytest
 
@@ -22,6 +23,7 @@ from neurogrid.p2p.wire import (
     encode_header,
     encode_message,
 )
+from neurogrid.p2p.wire import decoder as decoder_module
 from neurogrid.p2p.wire.decoder import Decoder
 
 KIB = 1024
@@ -260,6 +262,31 @@ def test_a_buffer_that_is_lent_and_not_filled_costs_little() -> None:
     assert (after - before) * KIB < 16 * MIB
     with pytest.raises(RemoteProtocolError, match=f"{9 * KIB} of {256 * MIB} bytes"):
         decoder.receive_eof()
+
+
+@pytest.mark.parametrize("is_lent", [True, False])
+def test_a_message_for_which_there_is_no_memory_breaks_the_stream_and_nothing_else(
+    is_lent: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where the system gives no process more than there is."""
+
+    def no_pages(*_: object, **__: object) -> NoReturn:
+        raise OSError(12, "Cannot allocate memory")
+
+    def no_heap(num_bytes: int) -> NoReturn:
+        raise MemoryError
+
+    decoder = StreamDecoder()
+    header = encode_message(activation(0))[:-4] + struct.pack(">I", 256 * MIB)
+    assert decoder.receive_data(header) == []
+    monkeypatch.setattr("mmap.mmap", no_pages)
+    monkeypatch.setattr(decoder_module, "bytearray", no_heap, raising=False)
+    with pytest.raises(RemoteProtocolError, match="no memory here for a message of") as told:
+        decoder.get_buffer() if is_lent else decoder.receive_data(bytes(100))
+    assert told.value.code == ErrorCode.BUSY
+    assert decoder.error is told.value
+    with pytest.raises(RemoteProtocolError, match="no memory here"):
+        decoder.receive_data(bytes(100))
 
 
 def test_no_buffer_is_lent_for_what_is_small_or_broken() -> None:

@@ -22,7 +22,7 @@ from neurogrid.p2p.wire.faults import violation
 from neurogrid.p2p.wire.headers import Header, decode_header, header_bytes
 from neurogrid.p2p.wire.limits import DEFAULT_LIMITS, Limits
 from neurogrid.p2p.wire.messages import Data, TensorMessage
-from neurogrid.p2p.wire.types import v10_table, v11_table
+from neurogrid.p2p.wire.types import ErrorCode, v10_table, v11_table
 
 __all__ = ["Decoder", "MessageDecoder", "StreamDecoder"]
 
@@ -85,8 +85,9 @@ class Decoder:
         depend on how the input was cut.
 
         Raises:
-            RemoteProtocolError: an unknown type (PROTOCOL_VIOLATION) or a length over its limit
-                (LIMIT_EXCEEDED). The decoder stays broken: every later call raises it again.
+            RemoteProtocolError: an unknown type (PROTOCOL_VIOLATION), a length over its limit (LIMIT_EXCEEDED), or
+                one for which this machine has no memory (BUSY). The decoder stays broken: every later call raises it
+                again.
             LocalProtocolError: called after `receive_eof`.
         """
         if self._error is not None:
@@ -117,14 +118,18 @@ class Decoder:
         when the next bytes belong to `receive_data`: between messages, within a header, for a small rest.
 
         Raises:
-            RemoteProtocolError: the decoder is broken.
+            RemoteProtocolError: the decoder is broken, or this machine has no memory for it (BUSY).
         """
         if self._error is not None:
             raise self._error
         if self._header is None or self._header.data_bytes - self._filled < _LEAST_DIRECT:
             return None
         if len(self._body) < self._header.data_bytes:
-            self._move_body(_whole_buffer(self._header.data_bytes))
+            try:
+                self._move_body(_whole_buffer(self._header.data_bytes))
+            except RemoteProtocolError as error:
+                self._error = error
+                raise
         return self._body[self._filled : self._header.data_bytes]
 
     def buffer_filled(self, num_bytes: int) -> list[TensorMessage]:
@@ -194,7 +199,7 @@ class Decoder:
         room = wanted
         if wanted > max(_FIRST_BUFFER, _LAST_STEP * arrived):
             room = max(_FIRST_BUFFER, _GROWTH * arrived)
-        self._move_body(memoryview(bytearray(room)))
+        self._move_body(_heap_buffer(room))
 
     def _move_body(self, larger: memoryview) -> None:
         larger[: self._filled] = self._body[: self._filled]
@@ -219,11 +224,28 @@ class Decoder:
 def _whole_buffer(num_bytes: int) -> memoryview:
     """Writable memory that costs what is written to it, or, up to the size of a chunk, what it announces."""
     if num_bytes <= _LARGEST_HEAP_BUFFER:
+        return _heap_buffer(num_bytes)
+    try:
+        if sys.platform == "win32":
+            return memoryview(mmap.mmap(-1, num_bytes))
+        # Private: a process that is forked must not see what arrives later.
+        return memoryview(mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
+    except (OSError, MemoryError) as exc:
+        raise _no_memory(num_bytes) from exc
+
+
+def _heap_buffer(num_bytes: int) -> memoryview:
+    try:
         return memoryview(bytearray(num_bytes))
-    if sys.platform == "win32":
-        return memoryview(mmap.mmap(-1, num_bytes))
-    # Private: a process that is forked must not see what arrives later.
-    return memoryview(mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
+    except MemoryError as exc:
+        raise _no_memory(num_bytes) from exc
+
+
+def _no_memory(num_bytes: int) -> RemoteProtocolError:
+    """The end of this stream alone: what the peer announced is not worth the process."""
+    return RemoteProtocolError(
+        f"there is no memory here for a message of {num_bytes} bytes", code=ErrorCode.BUSY
+    )
 
 
 _V10_TABLE: Final = v10_table()
