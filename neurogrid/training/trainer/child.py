@@ -40,6 +40,10 @@ class ChildEnded(NeuroGridError):
     """The process has ended; the text says how, and its last words."""
 
 
+class _NoFrameError(Exception):
+    """What came is no answer; the text says what it is."""
+
+
 class Child:
     """A process that runs a program of this package, or none.
 
@@ -111,15 +115,19 @@ class Child:
         if process is None:
             raise ChildEnded(f"the {self._what}'s process has ended")
         assert process.stdin is not None
+        data = pack(order)
         try:
-            await process.stdin.send_all(pack(order))
-            while True:
-                told = unpack(await _receive(process))
-                if "progress" not in told:
-                    break
+            await process.stdin.send_all(data)
+            while "progress" in (told := await _receive(process)):
                 on_progress(told["progress"])
         except (trio.BrokenResourceError, EOFError) as exc:
             raise await self._ended(process) from exc
+        except _NoFrameError as exc:
+            await self.end()
+            raise ChildEnded(
+                f"the {self._what}'s process was ended, as it wrote {exc} to its standard output: a library that "
+                "prints there when it is imported has to be told not to"
+            ) from exc
         except BaseException:  # half an answer is left behind
             await self.end()
             raise
@@ -193,10 +201,13 @@ def _widen(pipe: object) -> None:
             fcntl.fcntl(pipe.fileno(), fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
 
 
-async def _receive(process: trio.Process | ForkedProcess) -> bytearray:
-    """The bytes of the next frame."""
-    length = parse_length(await _receive_bytes(process, LENGTH_BYTES))
-    return await _receive_bytes(process, length)
+async def _receive(process: trio.Process | ForkedProcess) -> dict[str, Any]:
+    """What the next frame says."""
+    prefix = await _receive_bytes(process, LENGTH_BYTES)
+    try:
+        return unpack(await _receive_bytes(process, parse_length(prefix)))
+    except ValueError as exc:
+        raise _NoFrameError(f"{bytes(prefix)!r} and more, {exc}") from exc
 
 
 async def _receive_bytes(process: trio.Process | ForkedProcess, length: int) -> bytearray:

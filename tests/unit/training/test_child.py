@@ -1,0 +1,32 @@
+"""A child process that says what its owner does not expect."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import trio
+
+from neurogrid.training.trainer import child as child_module
+from neurogrid.training.trainer.child import Child, ChildEnded
+
+PROGRAM = """
+import sys
+print({said!r}, flush=True)  # as some libraries do when they are imported
+sys.stdin.buffer.read()
+"""
+
+
+@pytest.mark.parametrize("said", ["Welcome to a library of ours", "\0\0\0\5no map"])
+async def test_what_is_no_answer_ends_the_process_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: str
+) -> None:
+    (tmp_path / "noisy_program.py").write_text(PROGRAM.format(said=said))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(child_module, "running_fork_server", lambda: None)
+    async with trio.open_nursery() as nursery:
+        child = Child("trainer", "noisy_program", (), nursery)
+        await child.start(threads=1)
+        with pytest.raises(ChildEnded, match="to its standard output"):
+            await child.exchange({"order": "begin"}, lambda _: None)
+        assert child.pid is None
