@@ -120,7 +120,7 @@ class Child:
             await process.stdin.send_all(data)
             while "progress" in (told := await _receive(process)):
                 on_progress(told["progress"])
-        except (trio.BrokenResourceError, EOFError) as exc:
+        except (trio.BrokenResourceError, trio.ClosedResourceError, EOFError) as exc:
             raise await self._ended(process) from exc
         except _NoFrameError as exc:
             await self.end()

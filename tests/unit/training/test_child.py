@@ -30,3 +30,24 @@ async def test_what_is_no_answer_ends_the_process_and_nothing_else(
         with pytest.raises(ChildEnded, match="to its standard output"):
             await child.exchange({"order": "begin"}, lambda _: None)
         assert child.pid is None
+
+
+async def test_who_waits_for_a_process_that_another_task_ends_is_told_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one that does not come to its beginning."""
+    (tmp_path / "deaf_program.py").write_text("import time\ntime.sleep(60)")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(child_module, "running_fork_server", lambda: None)
+    monkeypatch.setattr(child_module, "STOP_TIMEOUT", 0.2)
+    async with trio.open_nursery() as nursery:
+        child = Child("stage", "deaf_program", (), nursery)
+        await child.start(threads=1)
+
+        async def ask(size: int) -> None:
+            with pytest.raises(ChildEnded, match="the stage's process"):
+                await child.exchange({"order": bytes(size)}, lambda _: None)
+
+        nursery.start_soon(ask, 8 * 1024**2)  # more than a pipe has room for
+        await trio.sleep(0.2)
+        await child.end()
