@@ -236,6 +236,7 @@ class Exchange:
 
         `more` belongs to its Data, behind what the message has: a large buffer is not copied to stand there
         (a tensor has its envelope for that). A tensor goes traced when an OpenTelemetry context is active.
+        Tensors and weights wait for the peer's credit without a deadline: the caller sets one.
 
         Raises:
             PeerUnreachableError: there is no connection, or no stream to be had.

@@ -22,7 +22,7 @@ M = TypeVar("M", bound=Message)
 
 
 async def send_message(stream: Stream, message: Message) -> None:
-    """Send one message.
+    """Send one message; the caller sets the deadline.
 
     Raises:
         LocalProtocolError: it is larger than `MAX_MESSAGE`.

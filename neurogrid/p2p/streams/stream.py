@@ -21,7 +21,8 @@ _MAX_LENGTH_BYTES = 4  # of any bound that is asked for
 class Stream(ABC):
     """A negotiated, bidirectional byte stream to one peer.
 
-    One task reads and one writes, at most; `aclose` and `reset` may come from any.
+    One task reads and one writes, at most; `aclose` and `reset` may come from any. To read and to write have no
+    deadline: the caller sets one.
 
     Attributes:
         peer_id: the remote peer, authenticated by the connection's handshake (base58).

@@ -96,7 +96,7 @@ class Verdict(ControlPayload):
 
 
 async def write_frames(stream: Stream, *payloads: ControlPayload) -> None:
-    """Send messages, each after its length.
+    """Send messages, each after its length; the caller sets the deadline.
 
     Raises:
         StreamBrokenError: as `Stream.send_all`.
@@ -109,7 +109,7 @@ async def write_frames(stream: Stream, *payloads: ControlPayload) -> None:
 
 
 async def read_frame(stream: Stream) -> bytes:
-    """Receive one message.
+    """Receive one message; the caller sets the deadline.
 
     Raises:
         RemoteProtocolError: its length is none of a message.
