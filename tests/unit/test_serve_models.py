@@ -6,8 +6,9 @@ import argparse
 import logging
 import shutil
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from safetensors.torch import load_file, save_file
 import neurogrid.assembly.coordinator
 from neurogrid.assembly.coordinator_settings import CoordinatorSettings
 from neurogrid.assembly.memory_sharing import MemorySharing
+from neurogrid.cli.commands import coordinator as coordinator_command
 from neurogrid.cli.commands.serve_models import ModelOptions, _Opener, _tell_adapters
 from neurogrid.cli.options.common import Listening
 from neurogrid.cli.options.model import adapters_of
@@ -145,3 +147,52 @@ async def test_one_that_was_never_open_is_asked_for_by_the_names_of_its_adapters
         assert models.choose("named") is models["first"]
         with pytest.raises(APIError, match="the name 'named' is taken"):
             models.require_free("named")
+
+
+async def test_an_adapter_that_was_removed_is_not_there_with_the_next_checkpoint(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for name in ("stays", "goes"):
+        save_embedded_adapter(load_embedded(), tmp_path / name)
+    options = argparse.Namespace(
+        model=None,
+        follow=True,
+        new_cluster=None,
+        adapter=[(None, tmp_path / "stays"), ("other", tmp_path / "goes")],
+    )
+    served: list[set[str]] = []
+
+    @asynccontextmanager
+    async def open_coordinator(own: argparse.Namespace, *args: Any, **more: Any) -> Any:
+        told = Told(load_embedded())
+        told.adapters = ServedAdapters.load(told.model, adapters_of(own))
+        yield told
+
+    class End(Exception):
+        """Enough was served."""
+
+    class Server:
+        board = None
+        url = "http://127.0.0.1"
+
+        async def restore(self, coordinator: Any) -> None:
+            """Serve those again that clients had added: none."""
+
+        async def finish(self) -> None:
+            """Do nothing."""
+
+        async def serve(self, coordinator: Any, until: Any) -> None:
+            served.append(set(coordinator.adapters.names))
+            if len(served) == 2:
+                raise End
+            coordinator.adapters.remove("other")
+
+    monkeypatch.setattr(coordinator_command, "_open_coordinator", open_coordinator)
+    silent: Any = SimpleNamespace(print=lambda text: None, say=lambda text: None)
+    run: Any = SimpleNamespace(take=lambda: nullcontext(None), wait_newer=None)
+    server: Any = Server()
+    with pytest.raises(End):
+        await coordinator_command._serve_all(
+            options, Listening(()), silent, server, run, silent, []
+        )
+    assert served == [{"stays", "other"}, {"stays"}]

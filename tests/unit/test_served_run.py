@@ -55,7 +55,7 @@ async def test_traces_are_sent_of_all_checkpoints_that_are_served(
 
     @asynccontextmanager
     async def opened(*_: Any, **__: Any) -> AsyncIterator[Any]:
-        yield SimpleNamespace()
+        yield SimpleNamespace(adapters=())
 
     async def served(*_: Any) -> None:
         happened.append("served")

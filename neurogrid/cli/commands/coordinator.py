@@ -65,7 +65,7 @@ from neurogrid.cli.options.common import (
     warn_of_loopback,
 )
 from neurogrid.cli.options.discovery import bootstrap_peers, finding
-from neurogrid.cli.options.model import adapters_of, find_model
+from neurogrid.cli.options.model import adapters_of, find_model, with_adapters
 from neurogrid.cli.options.reach import reaching
 from neurogrid.cli.options.telemetry import add_trace_options, exporting_traces
 from neurogrid.cli.options.threads import prepare_threads
@@ -401,11 +401,15 @@ async def _serve_all(
     while True:
         with run.take() if run is not None else nullcontext(options.model) as options.model:
             async with _open_coordinator(options, where, shown, board=server.board) as coordinator:
+                given = tuple(coordinator.adapters)
                 await server.restore(coordinator)
                 if not farewells:
                     farewells.append(server.finish)
                     screen.print(server.url)
                 await server.serve(coordinator, until)
+                # Clients may have removed some: those do not come back with the next checkpoint.
+                left = [each.name for each in given if each in coordinator.adapters]
+                options.adapter = with_adapters(options, left).adapter
         screen.say("there is a new checkpoint, which is served next")
         if options.new_cluster:
             options.cluster, options.new_cluster = options.new_cluster, None  # it is made now

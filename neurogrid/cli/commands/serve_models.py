@@ -21,7 +21,7 @@ import trio
 
 from neurogrid.cli.commands.serve import ServingOptions, open_server
 from neurogrid.cli.options.common import Listening, listening
-from neurogrid.cli.options.model import adapters_of, find_model
+from neurogrid.cli.options.model import adapters_of, find_model, with_adapters
 from neurogrid.cli.options.trust import Trust, existing_trust, trust_of
 from neurogrid.errors import ConfigurationError
 from neurogrid.hub.names import parse_name
@@ -125,14 +125,7 @@ class ModelOptions:
 
     def keep_adapters(self, names: Collection[str]) -> None:
         """Open it with these adapters of its options, and with no others, from now on."""
-        from neurogrid.assembly.adapter_places import adapter_name
-
-        self.options = copy.copy(self.options)
-        self.options.adapter = [
-            (name, path)
-            for name, path in self.options.adapter
-            if (name or adapter_name(path)) in names
-        ]
+        self.options = with_adapters(self.options, names)
 
 
 class _Opener:

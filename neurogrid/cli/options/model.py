@@ -4,7 +4,8 @@ in the cache."""
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+import copy
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -25,6 +26,7 @@ __all__ = [
     "model_place",
     "named_model_place",
     "run_of",
+    "with_adapters",
 ]
 
 HUB_NAMES: Final = (
@@ -80,6 +82,17 @@ def adapters_of(options: argparse.Namespace) -> dict[str, Path]:
             )
         found[name] = directory
     return found
+
+
+def with_adapters(options: argparse.Namespace, names: Collection[str]) -> argparse.Namespace:
+    """The options with these of their adapters, and no others."""
+    from neurogrid.assembly.adapter_places import adapter_name
+
+    kept = copy.copy(options)
+    kept.adapter = [
+        (name, path) for name, path in options.adapter if (name or adapter_name(path)) in names
+    ]
+    return kept
 
 
 async def find_model(
