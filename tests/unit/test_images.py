@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import gc
 import io
 import struct
+import weakref
 import zlib
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import trio
 from PIL import Image
 from transformers import AutoModelForImageTextToText, AutoTokenizer
 
@@ -20,9 +24,11 @@ from neurogrid.model.files.checkpoint import Checkpoint
 from neurogrid.model.files.config import build_config
 from neurogrid.model.files.tensor_names import is_image_tensor, name_in_text_model
 from neurogrid.model.images import places
+from neurogrid.model.images import reader as images_reader
 from neurogrid.model.images.decoding import MAX_IMAGE_PIXELS, decode_image
 from neurogrid.model.images.places import ImagePlaces, ImageWay
-from neurogrid.model.images.reader import ImageReader
+from neurogrid.model.images.reader import ImageReader, TooManyTokensError
+from neurogrid.model.images.turns import ImagesInTurn
 from neurogrid.model.proof.miniature_images import check_images
 from neurogrid.model.proof.miniature_split import Split
 from neurogrid.model.stages.image_tower import ImageTower
@@ -273,3 +279,158 @@ def test_a_tower_is_transformers_own(written: dict[str, tuple[Path, Any]]) -> No
     )
     got = tower.embeddings({"pixel_values": pixels, "other": pixels}, [16, 16])
     assert all(torch.equal(a, b) for a, b in zip(got, expected, strict=True))
+
+
+def _conversation(folder: Path, num_images: int) -> str:
+    content = [{"type": "image"}] * num_images
+    text: str = AutoTokenizer.from_pretrained(folder).apply_chat_template(
+        [{"role": "user", "content": content}], add_generation_prompt=True, tokenize=False
+    )
+    return text
+
+
+def _reader(written: dict[str, tuple[Path, Any]], family: str) -> tuple[Path, ImageReader]:
+    folder, _ = written[family]
+    checkpoint = Checkpoint.open(folder)
+    assert checkpoint.image_config is not None
+    tower = ImageTower(
+        checkpoint.image_config,
+        dtype=torch.float32,
+        device="cpu",
+        tensors=checkpoint.image_tensors(),
+    )
+    return folder, ImageReader.open(folder, model_type=family, token_id=tower.token_id)
+
+
+@pytest.mark.parametrize("family", IMAGE_MODELS)
+def test_one_image_at_a_time_is_decoded(
+    written: dict[str, tuple[Path, Any]], family: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sixteen of 40 million pixels would take gigabytes together."""
+    folder, reader = _reader(written, family)
+    decoded: list[weakref.ref[Image.Image]] = []
+    most = 0
+
+    def decode(data: bytes) -> Image.Image:
+        nonlocal most
+        gc.collect()
+        image = decode_image(data)
+        decoded.append(weakref.ref(image))
+        most = max(most, sum(each() is not None for each in decoded))
+        return image
+
+    monkeypatch.setattr(images_reader, "decode_image", decode)
+    files = [png(some_image(seed, width=30 + 9 * seed)) for seed in range(4)]
+    reader.read(_conversation(folder, len(files)), files)
+    assert most == 1
+
+
+@pytest.mark.parametrize("family", IMAGE_MODELS)
+def test_images_in_turn_are_what_they_are_together(
+    written: dict[str, tuple[Path, Any]], family: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, reader = _reader(written, family)
+    turned = Image.Exif()
+    turned[0x0112] = 6
+    last = io.BytesIO()
+    some_image(5).save(last, "PNG", exif=turned)
+    files = [
+        png(some_image(1)),
+        png(some_image(2, width=30, height=61)),
+        png(some_image(3).convert("P")),
+        last.getvalue(),
+    ]
+    text = _conversation(folder, len(files))
+    token_ids, images = reader.read(text, files)
+    assert reader._turns.is_possible
+    monkeypatch.setattr(reader._turns, "is_possible", False)
+    expected_ids, expected = reader.read(text, files)
+    assert token_ids == expected_ids
+    assert (images.spans, images.digests) == (expected.spans, expected.digests)
+    assert images.tensors.keys() == expected.tensors.keys()
+    for name, each in images.tensors.items():
+        assert torch.equal(each, expected.tensors[name])
+
+
+def test_images_that_have_to_be_decoded_at_once_are_bounded(
+    written: dict[str, tuple[Path, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, reader = _reader(written, "llava")
+    files = [png(some_image(seed)) for seed in range(3)]
+    text = _conversation(folder, len(files))
+    monkeypatch.setattr(images_reader, "MAX_PIXELS_AT_ONCE", 2 * 40 * 24)
+    reader.read(text, files)  # they take turns
+    monkeypatch.setattr(reader._turns, "is_possible", False)
+    with pytest.raises(ConfigurationError, match="2,880 pixels together, and 1,920 is the limit"):
+        reader.read(text, files)
+
+
+def test_images_with_more_tokens_than_a_session_are_not_all_looked_at(
+    written: dict[str, tuple[Path, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, reader = _reader(written, "qwen2_5_vl")
+    files = [png(some_image(seed, width=200, height=200)) for seed in range(4)]
+    text = _conversation(folder, len(files))
+    _, images = reader.read(text, files)
+    each = images.spans[0].num_tokens
+    reader.read(text, files, max_tokens=4 * each)
+    num_decoded = 0
+
+    def decode(data: bytes) -> Image.Image:
+        nonlocal num_decoded
+        num_decoded += 1
+        return decode_image(data)
+
+    monkeypatch.setattr(images_reader, "decode_image", decode)
+    with pytest.raises(TooManyTokensError, match=f"the first 2 of 4 images have {2 * each} tokens"):
+        reader.read(text, files, max_tokens=2 * each - 1)
+    assert num_decoded == 2
+
+
+class OfOneSize:
+    """A processor of images that brings all of them to the size of the largest."""
+
+    def __call__(self, images: list[Image.Image], **more: Any) -> dict[str, torch.Tensor]:
+        width, height = (max(each.size[i] for each in images) for i in (0, 1))
+        return {"pixel_values": torch.zeros(len(images), 3, height, width)}
+
+
+def test_a_processor_that_looks_at_several_together_is_found_out() -> None:
+    assert not ImagesInTurn(OfOneSize()).is_possible
+
+
+def test_what_is_wrong_with_an_image_is_said_with_its_number(
+    written: dict[str, tuple[Path, Any]],
+) -> None:
+    folder, reader = _reader(written, "llava")
+    good = png(some_image(1))
+    for bad, reason in ((good[:200], "broken"), (b"no image", "no image in PNG")):
+        with pytest.raises(ConfigurationError, match=f"image 2 cannot be read: it is .*{reason}"):
+            reader.read(_conversation(folder, 2), [good, bad])
+
+
+async def test_images_that_nobody_waits_for_any_more_are_not_decoded(
+    written: dict[str, tuple[Path, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their client has gone: those of others have their turn."""
+    folder, reader = _reader(written, "llava")
+    files = [png(some_image(seed)) for seed in range(4)]
+    text = _conversation(folder, len(files))
+    request = trio.CancelScope()
+    num_decoded = 0
+
+    def decode(data: bytes) -> Image.Image:
+        nonlocal num_decoded
+        num_decoded += 1
+        if num_decoded == 2:
+            trio.from_thread.run_sync(request.cancel)
+        return decode_image(data)
+
+    monkeypatch.setattr(images_reader, "decode_image", decode)
+    read = partial(reader.read, text, files, on_image=trio.from_thread.check_cancelled)
+    with request:
+        await trio.to_thread.run_sync(read)
+    assert request.cancelled_caught
+    assert num_decoded == 2
+    reader.read(text, files)
+    assert num_decoded == 6

@@ -221,7 +221,7 @@ class Coordinator(TextGeneration):
         """
         model = self.model
         model.check_prompt(token_ids)
-        source = self.source_of(adapter)
+        source = self._source_of(adapter)
         seen: SeenImages | None = None
         if images is not None:
             if model.sight is None:
@@ -378,14 +378,14 @@ class Coordinator(TextGeneration):
 
         Args:
             token_ids: as many as a session has, or fewer.
-            adapter: as for `generate_tokens`, or what `source_of` gave.
+            adapter: as for `generate_tokens`, or its parts, which it has though its name be another's by then.
 
         Raises:
             ConfigurationError: the prompt cannot be served, or no adapter has that name.
             NoRouteError, CapacityError: as `generate_tokens`.
         """
         self.model.check_prompt(token_ids, num_new=0)
-        source = self.source_of(adapter)
+        source = self._source_of(adapter)
         key, max_length = source.key if source is not None else b"", len(token_ids)
         with self._told(max_length) as number:
             async with self._kept.begin_alone(max_length, key) as beginning:
@@ -430,12 +430,7 @@ class Coordinator(TextGeneration):
         finally:
             self._progress.generation_ended(number, error)
 
-    def source_of(self, adapter: str | AdapterSource | None) -> AdapterSource | None:
-        """What the adapter of a name adds at this moment: several sessions with it have the same, whatever comes later.
-
-        Raises:
-            ConfigurationError: no adapter has that name.
-        """
+    def _source_of(self, adapter: str | AdapterSource | None) -> AdapterSource | None:
         if adapter is None or isinstance(adapter, AdapterSource):
             return adapter
         served = self.adapters.get(adapter)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import struct
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
 from neurogrid.errors import ConfigurationError
@@ -12,7 +14,14 @@ from neurogrid.errors import ConfigurationError
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-__all__ = ["IMAGE_FORMATS", "MAX_IMAGES", "MAX_IMAGE_BYTES", "MAX_IMAGE_PIXELS", "decode_image"]
+__all__ = [
+    "IMAGE_FORMATS",
+    "MAX_IMAGES",
+    "MAX_IMAGE_BYTES",
+    "MAX_IMAGE_PIXELS",
+    "decode_image",
+    "open_image",
+]
 
 IMAGE_FORMATS: Final = ("PNG", "JPEG", "WEBP", "GIF")
 """What is read, as Pillow calls it; of an animation the first frame."""
@@ -30,30 +39,22 @@ _BROKEN: Final = (
 )
 
 
-def decode_image(data: bytes) -> Image:
-    """The image in RGB, turned as its camera says.
+def open_image(data: bytes) -> Image:
+    """The image, of which nothing is decoded yet: Pillow does that when somebody looks at its pixels.
 
     Raises:
         ConfigurationError: it is none of IMAGE_FORMATS, broken, or too large; in one sentence.
     """
     # Pillow takes some milliseconds, and only who sends images needs it.
-    from PIL import Image, ImageOps, UnidentifiedImageError
+    from PIL import Image, UnidentifiedImageError
 
     if len(data) > MAX_IMAGE_BYTES:
         raise ConfigurationError(
             f"it has {len(data):,} bytes, and {MAX_IMAGE_BYTES:,} is the limit"
         )
     try:
-        with warnings.catch_warnings():
-            # Of what is larger than its own bound, which is above ours; and of tags that nobody needs.
-            warnings.simplefilter("ignore")
-            with Image.open(io.BytesIO(data), formats=IMAGE_FORMATS) as opened:
-                width, height = opened.size
-                if width * height > MAX_IMAGE_PIXELS:
-                    raise ConfigurationError(
-                        f"it has {width} x {height} pixels, and {MAX_IMAGE_PIXELS:,} in all is the limit"
-                    )
-                return ImageOps.exif_transpose(opened).convert("RGB")
+        with _quiet():
+            opened = Image.open(io.BytesIO(data), formats=IMAGE_FORMATS)
     except UnidentifiedImageError as exc:
         kinds = ", ".join(IMAGE_FORMATS[:-1]) + f" or {IMAGE_FORMATS[-1]}"
         raise ConfigurationError(f"it is no image in {kinds}") from exc
@@ -62,5 +63,43 @@ def decode_image(data: bytes) -> Image:
             f"it has far too many pixels: {MAX_IMAGE_PIXELS:,} is the limit"
         ) from exc
     except _BROKEN as exc:
-        reason = " ".join(str(exc).split())[:100] or type(exc).__name__
-        raise ConfigurationError(f"it is broken ({reason})") from exc
+        raise _broken(exc) from exc
+    width, height = opened.size
+    if width * height > MAX_IMAGE_PIXELS:
+        raise ConfigurationError(
+            f"it has {width} x {height} pixels, and {MAX_IMAGE_PIXELS:,} in all is the limit"
+        )
+    return opened
+
+
+def decode_image(data: bytes) -> Image:
+    """The image in RGB, turned as its camera says.
+
+    Raises:
+        ConfigurationError: as `open_image`.
+    """
+    from PIL import Image, ImageOps
+
+    with open_image(data) as opened:
+        try:
+            with _quiet():
+                return ImageOps.exif_transpose(opened).convert("RGB")
+        except Image.DecompressionBombError as exc:
+            raise ConfigurationError(
+                f"it has far too many pixels: {MAX_IMAGE_PIXELS:,} is the limit"
+            ) from exc
+        except _BROKEN as exc:
+            raise _broken(exc) from exc
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """No warnings of what is larger than Pillow's own bound, which is above ours; and of tags that nobody needs."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+def _broken(error: BaseException) -> ConfigurationError:
+    reason = " ".join(str(error).split())[:100] or type(error).__name__
+    return ConfigurationError(f"it is broken ({reason})")

@@ -3,6 +3,9 @@
 transformers' processors turn each placeholder of an image into as many tokens as it takes, by its size. Images are
 resized and normalised by the classes that need Pillow alone. No family is known here.
 
+A file of some KB may take hundreds of MB while it is decoded and resized. So images take turns (`turns`) where that
+gives what all of them together give.
+
 Shape legend: N images.
 """
 
@@ -10,11 +13,12 @@ from __future__ import annotations
 
 import inspect
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from transformers import AutoImageProcessor, AutoTokenizer
@@ -22,10 +26,17 @@ from transformers.models.auto import processing_auto
 
 from neurogrid.errors import CheckpointError, ConfigurationError, UnsupportedModelError
 from neurogrid.model.files.foreign import one_line, quiet_transformers
-from neurogrid.model.images.decoding import decode_image
+from neurogrid.model.images.decoding import MAX_IMAGE_PIXELS, decode_image, open_image
+from neurogrid.model.images.turns import ImagesInTurn, TooManyTokensError
 from neurogrid.p2p.wire import ImageSpan
 
-__all__ = ["ImageInputs", "ImageReader"]
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+__all__ = ["ImageInputs", "ImageReader", "TooManyTokensError"]
+
+# Of one prompt's images, where they have to be decoded at once.
+MAX_PIXELS_AT_ONCE: Final = 2 * MAX_IMAGE_PIXELS
 
 
 @dataclass(frozen=True)
@@ -46,8 +57,9 @@ class ImageInputs:
 class ImageReader:
     """The processor of a checkpoint; one call at a time goes through it, from any thread. Made by `open`."""
 
-    def __init__(self, processor: Any, token_id: int) -> None:
+    def __init__(self, processor: Any, turns: ImagesInTurn, token_id: int) -> None:
         self._processor = processor
+        self._turns = turns
         self._token_id = token_id
         self._lock = threading.Lock()
 
@@ -90,7 +102,8 @@ class ImageReader:
                     folder, local_files_only=True, trust_remote_code=False
                 )
                 told, _ = found.get_processor_dict(folder, local_files_only=True)
-                parts = {"image_processor": images, "tokenizer": tokenizer}
+                turns = ImagesInTurn(images)
+                parts = {"image_processor": turns, "tokenizer": tokenizer}
                 others = {each: None for each in found.get_attributes() if each not in parts}
                 own = {
                     key: value
@@ -103,43 +116,87 @@ class ImageReader:
             raise CheckpointError(
                 f"{folder}: the processor of images cannot be read: {one_line(exc) or type(exc).__name__}"
             ) from exc
-        return cls(processor, token_id)
+        return cls(processor, turns, token_id)
 
-    def read(self, text: str, images: Sequence[bytes]) -> tuple[list[int], ImageInputs]:
+    def read(
+        self,
+        text: str,
+        images: Sequence[bytes],
+        *,
+        max_tokens: int | None = None,
+        on_image: Callable[[], object] = lambda: None,
+    ) -> tuple[list[int], ImageInputs]:
         """The tokens of a conversation's text, and its images. Blocks: run it in a thread.
 
         Args:
             text: with one placeholder for each image, as the chat template writes them, and special tokens.
             images: the bytes of their files.
+            max_tokens: of all images together; None for any number.
+            on_image: called before each of them is decoded, which takes seconds for a large one; ends this by raising.
 
         Raises:
+            TooManyTokensError: they have more.
             ConfigurationError: an image is refused (decoding.py), or the model's processor refuses them; says which.
         """
-        decoded = []
-        for number, data in enumerate(images, 1):
-            try:
-                decoded.append(decode_image(data))
-            except ConfigurationError as exc:
-                raise ConfigurationError(f"image {number} cannot be read: {exc}") from exc
+        opened = [_numbered(number, open_image, data) for number, data in enumerate(images, 1)]
+
+        def decoded(number: int, data: bytes) -> Image:
+            on_image()
+            return _numbered(number, decode_image, data)
+
+        decode = [partial(decoded, number, data) for number, data in enumerate(images, 1)]
         with self._lock:
-            try:
-                with quiet_transformers():
-                    made: Any = self._processor(
-                        text=[text], images=[decoded], add_special_tokens=False, return_tensors="pt"
+            made = self._made_in_turn(text, opened, decode, max_tokens)
+            if made is None:
+                num_pixels = sum(each.width * each.height for each in opened)
+                if num_pixels > MAX_PIXELS_AT_ONCE:
+                    raise ConfigurationError(
+                        f"these images have {num_pixels:,} pixels together, and {MAX_PIXELS_AT_ONCE:,} is the limit "
+                        "with this model: send fewer, or smaller ones"
                     )
-            except Exception as exc:
-                # Of any kind; StopIteration where there are more placeholders than images.
-                reason = one_line(exc) or "the conversation's text has its token for images, too"
-                raise ConfigurationError(
-                    f"the model's processor refuses these images: {reason}"
-                ) from exc
+                made = self._made(text, [each() for each in decode])
         token_ids: list[int] = made["input_ids"][0].tolist()
         tensors = {
             name: each
             for name, each in made.items()
             if isinstance(each, torch.Tensor) and name not in ("input_ids", "attention_mask")
         }
-        return token_ids, self._inputs(token_ids, tensors, len(decoded))
+        return token_ids, self._inputs(token_ids, tensors, len(images))
+
+    def _made_in_turn(
+        self,
+        text: str,
+        opened: Sequence[Image],
+        decode: Sequence[Callable[[], Image]],
+        max_tokens: int | None,
+    ) -> Any:
+        """What the processor makes of the text and its images, one decoded at a time; None where that cannot be."""
+        if not self._turns.is_possible:
+            return None
+        made: Any = None
+        with self._turns.of(decode, max_tokens) as turns:
+            try:
+                made = self._made(text, opened)
+            except ConfigurationError:
+                if not turns.was_asked_otherwise:
+                    raise
+        # One that looks at images by itself has not seen them as they are.
+        return made if turns.is_over and not turns.was_asked_otherwise else None
+
+    def _made(self, text: str, images: Sequence[Image]) -> Any:
+        try:
+            with quiet_transformers():
+                return self._processor(
+                    text=[text], images=[images], add_special_tokens=False, return_tensors="pt"
+                )
+        except ConfigurationError:
+            raise
+        except Exception as exc:
+            # Of any kind; StopIteration where there are more placeholders than images.
+            reason = one_line(exc) or "the conversation's text has its token for images, too"
+            raise ConfigurationError(
+                f"the model's processor refuses these images: {reason}"
+            ) from exc
 
     def _inputs(
         self, token_ids: Sequence[int], tensors: dict[str, torch.Tensor], num_images: int
@@ -171,6 +228,14 @@ class ImageReader:
             for shape, part in zip(shapes, parts, strict=True)
         )
         return ImageInputs(tuple(spans), digests, tensors)
+
+
+def _numbered(number: int, function: Callable[[bytes], Image], data: bytes) -> Image:
+    """What `function` makes of an image's file; says which image that is where it raises."""
+    try:
+        return function(data)
+    except ConfigurationError as exc:
+        raise ConfigurationError(f"image {number} cannot be read: {exc}") from exc
 
 
 # One of them has the settings of the image processor.

@@ -15,9 +15,10 @@ from typing import Any, Final
 import trio
 from starlette.responses import Response
 
-from neurogrid.errors import UnsupportedModelError
+from neurogrid.errors import ConfigurationError, UnsupportedModelError
 from neurogrid.exception_groups import unwrap_errors
 from neurogrid.inference.generation.coordinator import Coordinator
+from neurogrid.model.adapters import AdapterSource
 from neurogrid.server.errors import APIError
 from neurogrid.server.openai.answer_shapes import dump
 from neurogrid.server.openai.embedding_schemas import EMBEDDING_REQUEST
@@ -95,7 +96,7 @@ async def embed_texts(
 
     Raises:
         APIError: 400 or 422, with the field.
-        NeuroGridError: computing failed.
+        NeuroGridError: computing failed, or the adapter is gone.
     """
     model = coordinator.model
     try:
@@ -120,8 +121,7 @@ async def embed_texts(
     prompts = await encode_texts(texts, model)
     for index, prompt in enumerate(prompts):
         check_length(prompt, model, f"{param}[{index}]" if len(texts) > 1 else param, num_new=0)
-    # Once for all: clients may give its name to another one meanwhile.
-    source = coordinator.source_of(adapter)
+    source = None if adapter is None else _source_of(coordinator, adapter)
     vectors: list[list[float]] = [[] for _ in prompts]
     limiter = trio.CapacityLimiter(MAX_AT_ONCE)
 
@@ -138,6 +138,14 @@ async def embed_texts(
             for index in range(len(prompts)):
                 nursery.start_soon(embed, index)
     return Embedded(vectors, sum(map(len, prompts)))
+
+
+def _source_of(coordinator: Coordinator, adapter: str) -> AdapterSource:
+    """The adapter of all texts: clients may give its name to another one while they are computed."""
+    served = coordinator.adapters.get(adapter)
+    if served is None:
+        raise ConfigurationError(f"there is no adapter {adapter[:100]!r} any more")
+    return served.source
 
 
 def _in_base64(vector: Sequence[float]) -> str:

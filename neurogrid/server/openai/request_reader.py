@@ -23,7 +23,7 @@ from neurogrid.inference.generation.sampling_params import MAX_SEED, SamplingPar
 from neurogrid.model.files.chat_template import RENDER_SECONDS, TemplateBusyError
 from neurogrid.model.files.tokenizer import ChatEnding, Tokenizer
 from neurogrid.model.grammars import Grammar, GrammarBusyError
-from neurogrid.model.images.reader import ImageInputs
+from neurogrid.model.images.reader import ImageInputs, TooManyTokensError
 from neurogrid.server.errors import APIError
 from neurogrid.server.openai.fill_in_prompts import fill_in_ends, fill_in_prompt, read_filling
 from neurogrid.server.openai.image_parts import read_images
@@ -63,7 +63,8 @@ DEFAULT_COMPLETION_TOKENS = 16
 # Conversations that wait for a template, which takes RENDER_SECONDS at most: for that long, then for their turn.
 _TEMPLATES = trio.CapacityLimiter(64)
 TEMPLATE_RETRY_AFTER = 5.0
-# Conversations whose images are decoded at once: some 200 MB each, at worst.
+# Conversations whose images are made ready at once: with one model one of them decodes an image, which takes some
+# hundred MB.
 _IMAGES = trio.CapacityLimiter(2)
 # Schemas that wait to be compiled, one after the other; and for how long, where the first one of a large vocabulary
 # takes some seconds itself.
@@ -232,9 +233,16 @@ async def _conversation(
         return text, prompt, None
     assert model.sight is not None, "refuse_messages has refused them"
     try:
-        prompt, images = await trio.to_thread.run_sync(
-            model.sight.reader.read, text, files, limiter=_IMAGES
+        read = partial(
+            model.sight.reader.read,
+            text,
+            files,
+            max_tokens=model.max_seq_len,
+            on_image=trio.from_thread.check_cancelled,  # whose client has gone
         )
+        prompt, images = await trio.to_thread.run_sync(read, limiter=_IMAGES)
+    except TooManyTokensError as exc:
+        raise APIError(400, str(exc), param="messages", code="context_length_exceeded") from exc
     except ConfigurationError as exc:
         raise APIError(400, str(exc), param="messages", code="invalid_image") from exc
     return text, prompt, images
