@@ -19,6 +19,7 @@ from neurogrid.p2p.transfer import Transfers
 from neurogrid.training.data.blob_files import OfferedFiles, fetch_file
 from neurogrid.training.data.blobs import Providers
 from neurogrid.training.leading.chains.state import ChainState
+from tests.unit.full_disk import full_disk
 from tests.unit.training.scripted_chain import state_piece
 
 TIMEOUT = 60.0
@@ -205,6 +206,18 @@ async def test_a_disk_that_takes_nothing_is_said(tmp_path: Path) -> None:
         # As on a full one, for whoever runs the tests, root too.
         (folder / "step-10.partial").write_text("no directory")
         with pytest.raises(ConfigurationError, match="cannot be written"):
+            await state.keep(10, pieces, leader.transfers)
+        assert (state.step, on_disk(state)) == (5, contents(5))
+
+
+async def test_a_disk_that_is_full_is_said(tmp_path: Path) -> None:
+    """The directory can be made there, and no file be written: with what is to be done, as the run ends by it."""
+    folder = tmp_path / "stages"
+    async with nodes(2, tmp_path) as (leader, stage):
+        state = await kept_by(leader, [stage], folder, 5)
+        pieces = await stage.saves(contents(10))
+        said = r"step-10\.partial: cannot be written: .* Make room, and go on with --resume"
+        with full_disk(), pytest.raises(ConfigurationError, match=said):
             await state.keep(10, pieces, leader.transfers)
         assert (state.step, on_disk(state)) == (5, contents(5))
 

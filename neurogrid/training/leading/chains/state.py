@@ -18,6 +18,7 @@ from typing import Final
 import trio
 
 from neurogrid.errors import (
+    CapacityError,
     CheckpointError,
     ConfigurationError,
     PeerRefusedError,
@@ -98,8 +99,7 @@ class ChainState:
         Raises:
             TransportError: one of them is not to be had, or is none of a state; the text names it. The state before is
                 whole.
-            CapacityError: there is no room for one.
-            ConfigurationError: the directory cannot be written.
+            ConfigurationError: the directory cannot be written, or there is no room for one.
         """
         for name in pieces:
             if not _PIECE.fullmatch(name):
@@ -115,6 +115,10 @@ class ChainState:
                     await fetch_file(transfers, blob_id, [peer_id], path, timeout=_FETCH_TIMEOUT)
                 except (TransportError, PeerRefusedError, RemoteProtocolError) as exc:
                     raise TransportError(f"{name}: {exc}") from exc
+                except (CapacityError, ConfigurationError) as exc:
+                    raise ConfigurationError(
+                        f"{draft}: cannot be written: {exc}. Make room, and go on with --resume"
+                    ) from exc
 
         try:
             shutil.rmtree(draft, ignore_errors=True)
