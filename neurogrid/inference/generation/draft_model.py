@@ -42,10 +42,14 @@ class DraftModel:
     Args:
         model: its config and ends.
         stage: all of its layers.
+        num_tokens: ids that it may write. Of the same tokenizer, models may have another number of rows behind them.
     """
 
-    def __init__(self, model: LoadedModel, stage: Stage, thread: TorchThread) -> None:
+    def __init__(
+        self, model: LoadedModel, stage: Stage, thread: TorchThread, num_tokens: int
+    ) -> None:
         self.model = model
+        self.num_tokens = num_tokens
         self.stage = stage
         self.thread = thread
         self._num_drafts = 0
@@ -80,7 +84,7 @@ class DraftModel:
             blob = bytearray().join(model.layer_blob(layer_id).chunks())
             stage.load_layer(layer_id, parse_blob(memoryview(blob)))
             stage.speed_up_layer(layer_id, fuse=model.traits.fuses)
-        return cls(model, stage, thread)
+        return cls(model, stage, thread, min(model.ends.vocab_size, target.ends.vocab_size))
 
     def draft(self, pace: DraftPace) -> Draft | None:
         """A draft for one more generation; None where there are as many as may be."""
@@ -158,7 +162,7 @@ class Draft:
         return self._pace.drafted(time.perf_counter() - started - caught_up)
 
     def _feed(self, token_ids: Sequence[int]) -> torch.Tensor:
-        """Logits [V] after these tokens."""
+        """Logits [V] after these tokens, of those that may be written."""
         ends, stage, position = (
             self._draft_model.model.ends,
             self._draft_model.stage,
@@ -170,4 +174,5 @@ class Draft:
         )
         self._fed += token_ids
         last = len(token_ids) - 1
-        return ends.logits(hidden_BTD[:, last:].cpu().contiguous(), position=position + last)
+        logits_V = ends.logits(hidden_BTD[:, last:].cpu().contiguous(), position=position + last)
+        return logits_V[: self._draft_model.num_tokens]
