@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from neurogrid.assembly.verification import require_room
 from neurogrid.cli.commands.coordinator import build_parser
 from neurogrid.errors import ConfigurationError
+from neurogrid.inference.board.progress import Progress
 from neurogrid.inference.pipeline.pipeline_stage import PipelineStage
 from neurogrid.inference.pipeline.routing import Routing
 from neurogrid.inference.pipeline.session_worker import Prior
@@ -273,7 +274,7 @@ def pipeline(session_id: int, *peers: str) -> PipelineSession:
     return cast("PipelineSession", SimpleNamespace(session_id=session_id, chains=chains))
 
 
-def verification() -> Verification:
+def verification(progress: Progress | None = None) -> Verification:
     """One that never comes to verify anything."""
     routing = Routing(cast("Exchange", SimpleNamespace()), "star")
     return Verification(
@@ -282,7 +283,35 @@ def verification() -> Verification:
         max_piece=None,
         greatest=lambda wire: 0.0,
         suspicion=Suspicion(1.0),
+        progress=progress,
     )
+
+
+class Unverified(Progress):
+    """Counts the steps that are told of as not verified."""
+
+    num_steps = 0
+
+    def steps_unverified(self, num_steps: int) -> None:
+        self.num_steps += num_steps
+
+
+@pytest.mark.parametrize("room", [0, 3, 7, 20])
+async def test_steps_that_have_no_room_are_told_of(room: int) -> None:
+    """Of two stages and five steps, room for so many rows: the first stage is given its row first."""
+    progress = Unverified()
+    verifying = verification(progress)
+    verifying._room = RecordRoom(room * ROW_BYTES)
+    session = pipeline(1, "a", "b")
+    record = verifying.new_record(session, None, None)
+    assert record is not None
+    for position in range(5):
+        row = rows(position, position + 1, 1)
+        for chain in session.chains:
+            assert chain.observe is not None
+            chain.observe(position, row)(row)
+    verifying.hand_in(record, is_kept=False)
+    assert progress.num_steps == max(5 - room // 2, 0)
 
 
 def test_a_session_goes_on_from_another_beside_layers_of_the_coordinator() -> None:

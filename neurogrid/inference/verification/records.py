@@ -83,11 +83,13 @@ class SegmentRecord:
     Attributes:
         stages: in order; one, or a chain.
         is_complete: whether nothing was left out for want of room, or because it began further on.
+        num_left_out: steps that were.
     """
 
     def __init__(self, stages: Sequence[PipelineStage], room: RecordRoom) -> None:
         self.stages = tuple(stages)
         self.is_complete = True
+        self.num_left_out = 0
         self._room = room
         self._steps: list[_Step] = []
 
@@ -105,6 +107,7 @@ class SegmentRecord:
         num_bytes = 2 * hidden_BTD.nbytes
         if not self.is_complete or position != self.length or not self._room.take(num_bytes):
             self.is_complete = False
+            self.num_left_out += 1
             return _forget
         # They may be parts of what is much larger, or be written to.
         step = _Step(position, hidden_BTD.clone())

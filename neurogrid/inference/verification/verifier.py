@@ -160,13 +160,17 @@ class Verification:
         Args:
             is_kept: another may go on from it.
         """
+        if num_left_out := max((each.num_left_out for each in record.segments), default=0):
+            # Also where that is all of it.
+            self._not_verified(num_left_out, "there was no room to keep more of what is verified")
         if not any(_new_steps(segment, record) for segment in record.segments):
             record.close()
             return
         try:
             self._send.send_nowait(record)
         except trio.WouldBlock:
-            self._not_verified(record, f"{MAX_WAITING} sessions wait to be verified already")
+            why = f"{MAX_WAITING} sessions wait to be verified already"
+            self._not_verified(_most_steps(record), why)
             record.close()
             return
         self._num_under_way += 1
@@ -206,21 +210,20 @@ class Verification:
                     for segment in record.segments:
                         await self._verify(record, segment, stack)
                 except NeuroGridError as exc:
-                    self._not_verified(record, str(exc))
+                    self._not_verified(_most_steps(record), str(exc))
                 finally:
                     self._num_under_way -= 1
                     record.is_done = True
                     if record.session_id not in self._kept:
                         record.close()
 
-    def _not_verified(self, record: SessionRecord, why: str) -> None:
-        num_steps = max((len(_new_steps(s, record)) for s in record.segments), default=0)
+    def _not_verified(self, num_steps: int, why: str) -> None:
         self._progress.steps_unverified(num_steps)
         now = trio.current_time()
         # Under load that may be so of each.
         if now >= self._warns_at:
             self._warns_at = now + WARNING_INTERVAL
-            logger.warning("a session of %d steps was not verified: %s", num_steps, why)
+            logger.warning("%d steps of a session were not verified: %s", num_steps, why)
 
     async def _verify(
         self, record: SessionRecord, segment: SegmentRecord, stack: AsyncExitStack
@@ -491,3 +494,7 @@ def _goes_on(segment: SegmentRecord, stages: Sequence[PipelineStage]) -> bool:
 
 def _new_steps(segment: SegmentRecord, record: SessionRecord) -> list[tuple[int, int]]:
     return [bounds for bounds in segment.bounds() if bounds[1] > record.num_known]
+
+
+def _most_steps(record: SessionRecord) -> int:
+    return max((len(_new_steps(segment, record)) for segment in record.segments), default=0)
