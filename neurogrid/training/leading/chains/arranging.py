@@ -116,8 +116,7 @@ class Arranger:
         self._joiners.clear()
         if not from_kept and (held := await self._held()) is not None:
             if self._lost_in(held.stages):
-                # One that was killed is lost to the leader too, in a moment.
-                await trio.sleep(HEARTBEAT)
+                await self._wait_lost(held.stages)
                 held = await self._held()
             if held is not None and not self._may_be_apart(held.stages):
                 return await self._begin(held)
@@ -214,6 +213,14 @@ class Arranger:
     def _lost_in(self, stages: Stages) -> list[tuple[str, str]]:
         """Those that are to send each other something, and of whom one has told that it lost the other."""
         return [pair for pair in contacts(stages) if self._members.are_apart(*pair)]
+
+    async def _wait_lost(self, stages: Stages) -> None:
+        """Wait until one of two that have lost each other is lost here, too: one that was killed is, in a moment."""
+        with trio.move_on_after(HEARTBEAT):
+            while lost := self._lost_in(stages):
+                if not {*self._members.usable()}.issuperset(peer for pair in lost for peer in pair):
+                    return
+                await self._members.changed.wait()
 
     def _thinned(self, stages: Stages) -> Stages:
         """The same without one of two that have lost each other, where its stage has others."""
