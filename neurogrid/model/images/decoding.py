@@ -46,24 +46,14 @@ def open_image(data: bytes) -> Image:
         ConfigurationError: it is none of IMAGE_FORMATS, broken, or too large; in one sentence.
     """
     # Pillow takes some milliseconds, and only who sends images needs it.
-    from PIL import Image, UnidentifiedImageError
+    from PIL import Image
 
     if len(data) > MAX_IMAGE_BYTES:
         raise ConfigurationError(
             f"it has {len(data):,} bytes, and {MAX_IMAGE_BYTES:,} is the limit"
         )
-    try:
-        with _quiet():
-            opened = Image.open(io.BytesIO(data), formats=IMAGE_FORMATS)
-    except UnidentifiedImageError as exc:
-        kinds = ", ".join(IMAGE_FORMATS[:-1]) + f" or {IMAGE_FORMATS[-1]}"
-        raise ConfigurationError(f"it is no image in {kinds}") from exc
-    except Image.DecompressionBombError as exc:
-        raise ConfigurationError(
-            f"it has far too many pixels: {MAX_IMAGE_PIXELS:,} is the limit"
-        ) from exc
-    except _BROKEN as exc:
-        raise _broken(exc) from exc
+    with _told():
+        opened = Image.open(io.BytesIO(data), formats=IMAGE_FORMATS)
     width, height = opened.size
     if width * height > MAX_IMAGE_PIXELS:
         raise ConfigurationError(
@@ -78,28 +68,29 @@ def decode_image(data: bytes) -> Image:
     Raises:
         ConfigurationError: as `open_image`.
     """
-    from PIL import Image, ImageOps
+    from PIL import ImageOps
 
-    with open_image(data) as opened:
-        try:
-            with _quiet():
-                return ImageOps.exif_transpose(opened).convert("RGB")
-        except Image.DecompressionBombError as exc:
-            raise ConfigurationError(
-                f"it has far too many pixels: {MAX_IMAGE_PIXELS:,} is the limit"
-            ) from exc
-        except _BROKEN as exc:
-            raise _broken(exc) from exc
+    with open_image(data) as opened, _told():
+        return ImageOps.exif_transpose(opened).convert("RGB")
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
-    """No warnings of what is larger than Pillow's own bound, which is above ours; and of tags that nobody needs."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
+def _told() -> Iterator[None]:
+    """Errors of Pillow as a sentence, and no warnings: of what is larger than its own bound, which is above ours, and
+    of tags that nobody needs."""
+    from PIL import Image, UnidentifiedImageError
 
-
-def _broken(error: BaseException) -> ConfigurationError:
-    reason = " ".join(str(error).split())[:100] or type(error).__name__
-    return ConfigurationError(f"it is broken ({reason})")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    except Image.DecompressionBombError as exc:
+        raise ConfigurationError(
+            f"it has far too many pixels: {MAX_IMAGE_PIXELS:,} is the limit"
+        ) from exc
+    except UnidentifiedImageError as exc:
+        kinds = ", ".join(IMAGE_FORMATS[:-1]) + f" or {IMAGE_FORMATS[-1]}"
+        raise ConfigurationError(f"it is no image in {kinds}") from exc
+    except _BROKEN as exc:
+        reason = " ".join(str(exc).split())[:100] or type(exc).__name__
+        raise ConfigurationError(f"it is broken ({reason})") from exc
