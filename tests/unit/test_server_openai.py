@@ -558,11 +558,11 @@ async def test_the_texts_of_one_request_have_one_adapter(model: LoadedModel) -> 
 
     class Embedding(Told):
         embed = Coordinator.embed
-        _source_of = Coordinator._source_of
+        _source_of: Any = Coordinator._source_of
         seen: ClassVar[list[Any]] = []
 
         async def read_prompt(self, token_ids: Any, reader: Any, *, adapter: Any) -> None:
-            source = self._source_of(adapter)  # type: ignore[misc]
+            source = self._source_of(adapter)
             await trio.lowlevel.checkpoint()
             if not self.seen:
                 self.adapters.remove("x")
@@ -572,7 +572,7 @@ async def test_the_texts_of_one_request_have_one_adapter(model: LoadedModel) -> 
 
     coordinator = Embedding(model)
     coordinator.adapters.add(ServedAdapter("x", Path("x"), AdapterSource({}, {})))
-    first = coordinator._source_of("x")  # type: ignore[misc]
+    first = coordinator._source_of("x")
     body = {"model": "x", "input": ["some text"] * 20}
     with served(coordinator) as post:
         answered = await post("/v1/embeddings", json_body=body)

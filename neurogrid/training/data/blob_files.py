@@ -5,13 +5,15 @@ from __future__ import annotations
 import logging
 import mmap
 import os
-from collections.abc import Sequence
+import shutil
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
 import trio
 
 from neurogrid.errors import (
+    CheckpointError,
     ConfigurationError,
     LocalProtocolError,
     NeuroGridError,
@@ -59,6 +61,34 @@ class OfferedFiles:
         self._sources[blob_id] = source
         self._ids[path] = blob_id
         return blob_id
+
+    async def offer_written(
+        self, directory: Path, write: Callable[[], dict[str, Path]]
+    ) -> tuple[dict[str, Path], tuple[bytes, ...]]:
+        """Have files written to a directory of their own, and give all of them, or none.
+
+        Args:
+            write: writes them, in a thread; gives the file of each name, in order.
+
+        Returns:
+            What `write` gave, and the blob of each.
+
+        Raises:
+            CheckpointError: they cannot be written.
+        """
+        files: dict[str, Path] = {}
+        try:
+            files = await trio.to_thread.run_sync(write)
+            return files, tuple([await self.offer(path) for path in files.values()])
+        except BaseException as exc:  # also where nobody waits any more
+            for path in files.values():
+                self.withdraw(path)
+            shutil.rmtree(directory, ignore_errors=True)
+            if not isinstance(exc, OSError):
+                raise
+            raise CheckpointError(
+                f"{directory}: files for others cannot be written: {exc.strerror or exc}; make room there"
+            ) from exc
 
     def withdraw(self, path: Path) -> None:
         """Give a file no more; it may be removed."""

@@ -128,6 +128,7 @@ class Member:
         holds: steps that the state has made that it has; None for none.
         orders: that it was given.
         num_asked, num_started: so often.
+        lost: gives the peer id of a member of its order that it cannot reach; empty for nobody.
     """
 
     def __init__(self, host: Host, folder: Path, leader: str, name: str) -> None:
@@ -135,6 +136,7 @@ class Member:
         self.peer_id, self.name, self._leader = host.peer_id, name, leader
         self._folder, self._offered = folder, OfferedFiles()
         self.transfers = Transfers(self.exchange, Providers(self._offered), limits=PIECE_LIMITS)
+        self.lost: Callable[[], str] = str
         self.holds: int | None = None
         self.orders: list[StageOrder] = []
         self.num_asked = self.num_started = 0
@@ -175,10 +177,6 @@ class Member:
         """The state after so many steps."""
         names = state_pieces(self.order.bounds, self.index)
         return {name: state_piece(f"{name} after {step}") for name in names}
-
-    def lost(self) -> str:
-        """The peer id of a member of its order that it cannot reach; empty for nobody."""
-        return ""
 
     def fault(self, apply: Apply) -> str:
         """Why it fails after it has made a step; empty where it does not."""

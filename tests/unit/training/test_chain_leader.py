@@ -8,7 +8,7 @@ from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 import trio
@@ -17,6 +17,9 @@ from neurogrid.errors import NoRouteError
 from neurogrid.p2p import TensorMessage
 from neurogrid.training.wire.runs import Apply, Report, RunMessage, StageReport, Started
 from tests.unit.training.scripted_chain import RUN, Member, open_chain, state_piece
+
+if TYPE_CHECKING:
+    from neurogrid.p2p.wire import Hello
 
 
 async def test_a_chain_comes_to_its_end(tmp_path: Path) -> None:
@@ -231,7 +234,7 @@ def who_lost(pair: set[str], *, fails: int = 99) -> Callable[[Member], None]:
             (other,) = pair - {member.peer_id}
             return other
 
-        member.lost = lost  # type: ignore[method-assign]
+        member.lost = lost
 
     return begin
 
@@ -280,5 +283,6 @@ async def test_who_comes_anew_may_be_reached(tmp_path: Path) -> None:
         assert known.are_apart(one.peer_id, other.peer_id)
         assert known.are_apart(other.peer_id, one.peer_id)
         assert len(known._apart) == 1
-        known._on_opened(other.peer_id, SimpleNamespace(role="worker", name=""))  # type: ignore[arg-type]
+        hello = cast("Hello", SimpleNamespace(role="worker", name=""))
+        known._on_opened(other.peer_id, hello)
         assert not known.are_apart(one.peer_id, other.peer_id)

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
@@ -19,6 +19,9 @@ from neurogrid.training.leading.progress import QuietProgress
 from neurogrid.training.leading.settings import DeputySettings
 from neurogrid.training.runs.run_directory import RunDirectory
 from neurogrid.training.wire.runs import Followed
+
+if TYPE_CHECKING:
+    from neurogrid.p2p.exchange.exchange import Exchange
 
 TEXT = '[model]\nconfig = "embedded"\n[data]\npath = "data/"\n[stop]\nrounds = 1\n'
 FOLLOWED = Followed(bytes(16), TEXT, "{}", bytes(32))
@@ -39,7 +42,7 @@ async def deputy_in(folder: Path) -> AsyncIterator[Any]:
     directory = RunDirectory(settings.directory)
     deputy = deputies._Deputy(settings, directory, Identity.generate(), QuietProgress())
     host = SimpleNamespace(is_connected=lambda peer: False)
-    deputy._exchange = SimpleNamespace(host=host)  # type: ignore[assignment]
+    deputy._exchange = cast("Exchange", SimpleNamespace(host=host))
     try:
         yield deputy
     finally:

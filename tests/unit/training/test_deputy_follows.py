@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import tracemalloc
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -30,8 +31,8 @@ def follow(data: bytes, **other: object) -> Follow:
     """What a deputy says that has a copy of these lines."""
     lines = data.split(b"\n")[:-1]
     digest = hashlib.sha256(lines[-1]).digest() if lines else bytes(32)
-    told = {"run": RUN, "line": len(lines), "digest": digest, "num_bytes": len(data)}
-    return Follow(**{**told, **other})  # type: ignore[arg-type]
+    told = Follow(run=RUN, line=len(lines), digest=digest, num_bytes=len(data))
+    return replace(told, **cast("dict[str, Any]", other))
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import pytest
 import torch
 import trio
 
-from neurogrid.errors import CheckpointError, ConfigurationError, NeuroGridError
+from neurogrid.errors import CheckpointError, NeuroGridError
 from neurogrid.p2p.exchange.exchange import Exchange
 from neurogrid.p2p.hosts.host import Host
 from neurogrid.p2p.memory import open_memory_network
@@ -149,7 +149,7 @@ async def test_weights_that_cannot_be_written_for_others_are_said(tmp_path: Path
         weights = Member(host, tmp_path).weights
         with (
             full_disk(),
-            pytest.raises(ConfigurationError, match=r"step-0: the weights .* make room"),
+            pytest.raises(CheckpointError, match=r"step-0: files for others .* make room"),
         ):
             await weights.offer()
         assert (weights.step, weights.names, weights.blobs) == (0, (), ())

@@ -39,7 +39,7 @@ async def test_a_full_disk_is_said_where_weights_are_offered(tmp_path: Path) -> 
     await weights.offer()
     with (
         full_disk(),
-        pytest.raises(CheckpointError, match=r"cannot be written for members: .*; make"),
+        pytest.raises(CheckpointError, match=r"files for others cannot be written: .*; make"),
     ):
         await weights.offer()
     assert weights.names == weights.blobs == ()

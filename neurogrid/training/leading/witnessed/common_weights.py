@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -67,17 +67,10 @@ class CommonWeights:
         """
         self._withdraw()
         folder = self._directory / f"round-{self.round}"
-        try:
-            files = await trio.to_thread.run_sync(write_pieces, self.common, folder)
-            self._files = list(files.values())
-            blobs = [await self._offered.offer(path) for path in self._files]
-        except OSError as exc:
-            self._withdraw()
-            shutil.rmtree(folder, ignore_errors=True)
-            raise CheckpointError(
-                f"{folder}: the weights cannot be written for members: {exc.strerror or exc}; make room there"
-            ) from exc
-        self.names, self.blobs = tuple(files), tuple(blobs)
+        files, self.blobs = await self._offered.offer_written(
+            folder, partial(write_pieces, self.common, folder)
+        )
+        self._files, self.names = list(files.values()), tuple(files)
 
     async def fetch(
         self,

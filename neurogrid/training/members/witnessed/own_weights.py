@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-import shutil
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Final, TypeAlias
 
@@ -12,7 +12,7 @@ import torch
 import trio
 from torch import Tensor
 
-from neurogrid.errors import CheckpointError, ConfigurationError
+from neurogrid.errors import CheckpointError
 from neurogrid.exception_groups import unwrap_errors
 from neurogrid.p2p.transfer.passed_over import PassedOver
 from neurogrid.training.averaging.parts import Layout
@@ -147,21 +147,14 @@ class OwnWeights:
         """Let others fetch the weights as they are.
 
         Raises:
-            ConfigurationError: they cannot be written. Nobody fetches them then.
+            CheckpointError: they cannot be written. Nobody fetches them then.
         """
         self.withdraw()
         folder = self._directory / f"step-{self.step}"
-        try:
-            files = await trio.to_thread.run_sync(write_pieces, self.distro.theta, folder)
-            self._offered = list(files.values())
-            offered = [await self._blobs.offered.offer(path) for path in self._offered]
-        except OSError as exc:
-            self.withdraw()
-            shutil.rmtree(folder, ignore_errors=True)
-            raise ConfigurationError(
-                f"{folder}: the weights cannot be written for others: {exc.strerror or exc}; make room there"
-            ) from exc
-        self.names, self.blobs = tuple(files), tuple(offered)
+        files, self.blobs = await self._blobs.offered.offer_written(
+            folder, partial(write_pieces, self.distro.theta, folder)
+        )
+        self._offered, self.names = list(files.values()), tuple(files)
 
     def withdraw(self) -> None:
         """Let nobody fetch pieces any more."""

@@ -587,7 +587,7 @@ class _Member:
             return
         try:
             await weights.offer()
-        except ConfigurationError as exc:
+        except CheckpointError as exc:
             self._unoffered = weights.step
             logger.warning("this member gives its weights to nobody: %s", exc)
 
