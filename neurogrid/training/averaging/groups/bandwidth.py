@@ -4,6 +4,9 @@ In a round everybody waits for the slowest, so the mean of a round says nothing 
 there are moments in which both show what they can do. What is sent counts when it goes into buffers, which take much at
 once whatever the line does; what is received has come, but counts when a message is whole: of each peer one may have
 come for the most part before. So the lesser of the two counts, for both directions, and of each peer one message less.
+
+An estimate by which a member is given little may leave no moment that would show more. So one of which some rounds in
+turn have said nothing is forgotten: a member that was not measured is given as much as the others, and is measured.
 """
 
 from __future__ import annotations
@@ -20,13 +23,15 @@ _NOTHING: Final = (0, 0)
 _KEPT: Final = 0.9
 # Bytes: a moment in which less has gone says nothing.
 _MIN_BYTES: Final = 64 * 1024
+# Rounds in turn that say nothing, after which an estimate is forgotten.
+_SILENT_ROUNDS: Final = 8
 
 
 class BandwidthMeter:
     """An estimate from counts that are looked at now and then.
 
     Attributes:
-        bandwidth: bytes a second, sent and received together; None before anything was measured.
+        bandwidth: bytes a second, sent and received together; None where it is not known.
     """
 
     def __init__(self) -> None:
@@ -34,6 +39,7 @@ class BandwidthMeter:
         self._at = 0.0
         self._before = (_NOTHING, _NOTHING)
         self._most = [0.0, 0.0]
+        self._num_silent = 0
 
     def look(self, now: float, sent: Count, received: Count, *, num_peers: int) -> None:
         """So much has gone by in each direction since the beginning, to or from so many peers."""
@@ -52,4 +58,8 @@ class BandwidthMeter:
         if most := 2 * min(self._most):
             kept = _KEPT * (self.bandwidth or 0.0)
             self.bandwidth = max(most, kept)
-            self._most = [0.0, 0.0]
+            self._most, self._num_silent = [0.0, 0.0], 0
+            return
+        self._num_silent += 1
+        if self._num_silent >= _SILENT_ROUNDS:
+            self.bandwidth = None

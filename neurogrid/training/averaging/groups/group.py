@@ -565,8 +565,7 @@ class Group:
             if self.round != round_:
                 round_ = self.round
                 meter.end_round()
-                if meter.bandwidth is not None:
-                    self._machine.measure(meter.bandwidth)
+                self._machine.measure(meter.bandwidth or UNMEASURED)
             was_busy = is_busy
 
     def _carried(self, direction: Direction) -> tuple[int, int]:

@@ -244,7 +244,7 @@ class GroupMachine:
             self._step(now)
 
     def measure(self, bandwidth: float) -> None:
-        """This member sends and receives so many bytes a second; it is told with what is told next."""
+        """This member sends and receives so many bytes a second, or `UNMEASURED`; it is told with what is told next."""
         self._bandwidth = bandwidth
 
     def leave(self, now: float, reason: str = "") -> None:
