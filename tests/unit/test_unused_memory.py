@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import mmap
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -51,28 +53,43 @@ def test_what_may_be_written_to_stays() -> None:
         assert view[:1] == b"x"
 
 
-@pytest.mark.parametrize("quantize_as", [None, "int4"])
-def test_a_layer_that_was_read_takes_no_memory(large: Checkpoint, quantize_as: str | None) -> None:
+@pytest.mark.parametrize("quantize_as", ["none", "int4"])
+def test_a_layer_that_was_read_takes_no_memory(large: Path, quantize_as: str) -> None:
+    """In a new process: what has been in a heap of 900 MB decides what is given back of it."""
+    told = subprocess.run(
+        [sys.executable, __file__, str(large), quantize_as],
+        check=True,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    of_files, own = map(int, told.stdout.split())
+    assert of_files < 8 * MIB
+    assert own < 8 * MIB
+
+
+def read_layers() -> None:
+    """Read each layer, and print by how much the resident pages of files have grown, and this process's own."""
     from neurogrid.model.files.config import build_config
     from neurogrid.model.stages.stage import Ends
 
+    path, quantize_as = sys.argv[1:]
+    large = Checkpoint.open(Path(path))
     ends = Ends(build_config(large.config), dtype=torch.bfloat16, device="cpu")
-    quantization = large.quantization(quantize_as, ends)
+    quantization = large.quantization(None if quantize_as == "none" else quantize_as, ends)
     give_back_memory()
     before = resident("RssFile"), resident("RssAnon")
     for layer_id in range(large.num_layers):
         blob = large.layer_blob(layer_id, quantization)
-        assert blob.is_made == (quantize_as is not None)
+        assert blob.is_made == (quantization is not None)
         with blob.held():
             assert len(blob.digests()) == 32 * blob.num_chunks
             assert sum(map(len, blob.chunks())) == blob.num_bytes
     give_back_memory()
-    assert resident("RssFile") - before[0] < 8 * MIB
-    assert resident("RssAnon") - before[1] < 8 * MIB
+    print(resident("RssFile") - before[0], resident("RssAnon") - before[1])
 
 
 @pytest.fixture(scope="module")
-def large(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
+def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A Llama of which the layers are 56 MiB."""
     from transformers import AutoModelForCausalLM, LlamaConfig
 
@@ -88,7 +105,7 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
     )
     from_config = AutoModelForCausalLM.from_config
     from_config(config, dtype=torch.bfloat16).save_pretrained(path)
-    return Checkpoint.open(path)
+    return path
 
 
 class Layer:
@@ -174,3 +191,7 @@ def test_what_was_freed_is_given_back() -> None:
     give_back_memory()
     assert before - resident("RssAnon") > 48 * MIB
     assert last
+
+
+if __name__ == "__main__":
+    read_layers()
