@@ -1,4 +1,4 @@
-"""What makes it doubtful that a run learns, by name: a run that computes and learns nothing must not look healthy.
+"""Alarms, by name, of a run that may not learn: one that computes and learns nothing must not look healthy.
 
     alarms = find_alarms(losses, members, waiting=Waiting(round=12, seconds=340.0, usual_seconds=20.0))
 
@@ -72,7 +72,7 @@ class Alarm:
 
 @dataclass(frozen=True, slots=True)
 class MemberFacts:
-    """What is known of a member.
+    """Facts about a member, by which alarms are found.
 
     Attributes:
         name: what people call it.

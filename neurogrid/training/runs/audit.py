@@ -49,7 +49,7 @@ _MAX_PROBLEMS: Final = 100
 
 @dataclass(frozen=True, slots=True)
 class Audit:
-    """What a journal proves.
+    """The audit of a journal: what it proves.
 
     Attributes:
         rounds: how many count, from 1 on without gaps.
@@ -113,7 +113,7 @@ def audit(entries: Iterable[Entry]) -> Audit:
 
 
 class _Counts:
-    """How often each sample was counted; samples are numbered through all slices.
+    """Counts of all samples, which are numbered through all slices.
 
     Args:
         num: samples that there are.
@@ -131,7 +131,7 @@ class _Counts:
 
     @property
     def most(self) -> int:
-        """How often the sample was that was most often."""
+        """The highest count of any sample."""
         return self.num_whole + len(self.levels)
 
     def add(self, span: Span) -> None:
@@ -173,7 +173,7 @@ class _Seat:
 
 @dataclass
 class _State:
-    """What a run has come to; a run that is resumed comes back to it.
+    """The state of a run after a line of its journal; a run that is resumed comes back to it.
 
     Attributes:
         begun: in how many epochs each sample was dealt at least once.

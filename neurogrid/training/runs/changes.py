@@ -88,17 +88,17 @@ class Changes:
         self.made = [each for each in self.made if each.round <= round_number]
 
     def next_due(self, round_number: int) -> ChangedEntry | None:
-        """What is to be changed before this round is made; None where that is nothing more."""
+        """The first change that is due before this round is made; None if there is none."""
         return self.due[0] if self.due and self.due[0].round <= round_number else None
 
     def at(self, round_number: int) -> Values:
-        """What holds in a round."""
+        """Changed values that hold in a round."""
         made = (each for each in self.made if each.round <= round_number)
         return {key: value for each in made for key, value in each.changes}
 
     @property
     def last(self) -> Values:
-        """What holds once all of them are made."""
+        """Changed values that hold once all changes are made, those that are due included."""
         return {key: value for each in (*self.made, *self.due) for key, value in each.changes}
 
 
@@ -124,7 +124,7 @@ def changed_run(run: RunFile, values: Mapping[str, str]) -> RunFile:
 
 
 def values_of(words: Iterable[str]) -> Values:
-    """What `inner.lr=1e-4` and the like ask for.
+    """Read changed values from words such as `inner.lr=1e-4`.
 
     Raises:
         WrongValueError: one of them is nothing of the kind.
@@ -139,7 +139,7 @@ def values_of(words: Iterable[str]) -> Values:
 
 
 def words_of(text: str) -> Values:
-    """What a text in TOML asks for, which `changes_text` made.
+    """Read changed values from a text in TOML that `changes_text` made.
 
     Raises:
         WrongValueError: it is no such text.
@@ -172,7 +172,7 @@ def changes_text(run: RunFile, values: Mapping[str, str]) -> str:
 
 
 def differing(before: RunFile, after: RunFile) -> tuple[tuple[str, str], ...]:
-    """What of that which may be changed differs: keys, rising, with the values of `after`."""
+    """Keys that may be changed and have other values in `after`, with those values, sorted by key."""
     found = []
     for word in sorted(_OF_STAGES):
         title, _, key = word.partition(".")
@@ -183,7 +183,7 @@ def differing(before: RunFile, after: RunFile) -> tuple[tuple[str, str], ...]:
 
 
 def told(entry: ChangedEntry, run: RunFile) -> str:
-    """What is changed, for people."""
+    """A change in words, and from which round or step on it holds."""
     what = "step" if run.rounds_are_steps else "round"
     values = ", ".join(f"{key} = {value}" for key, value in entry.changes)
     return f"from {what} {entry.round} on: {values}"
@@ -218,7 +218,7 @@ def _place(run: RunFile, word: str) -> tuple[type[Section], str]:
 
 
 def _value(text: str) -> object:
-    """What a text is in TOML; itself where it is nothing there, for whoever says what is allowed."""
+    """Read a value of TOML; a text that is none is returned as it is, for the check of its key."""
     try:
         table = tomllib.loads(f"value = {text}")
     except (ValueError, RecursionError):

@@ -129,7 +129,7 @@ class CommonSteps:
         return optimizer
 
     def state(self) -> State:
-        """What a newcomer needs: live buffers, which `apply` writes to."""
+        """The state that a newcomer needs: live buffers, which `apply` writes to."""
         return State(self.round, (self.weights, *self._moments.values()))
 
     def load(self, state: State) -> None:

@@ -47,7 +47,7 @@ _MAX_CHARS: Final = 1024
 
 
 class _Fields:
-    """What an object of JSON says, each key asked for once and none besides.
+    """Fields of a JSON object, of which each key is asked for once and none is left over.
 
     Raises:
         ValueError: from each method, where the entry is not there or not what it must be.
@@ -138,7 +138,7 @@ def _flat(ranges: tuple[SampleRange, ...]) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """What one seat is to train on, and to contribute when it is done.
+    """A work of a seat: samples to train on, or none, and the weight that they add to the contribution.
 
     Attributes:
         number: from 1, of those of its seat.
@@ -161,7 +161,7 @@ class Assignment:
 
     @property
     def share(self) -> float:
-        """What it adds to the weight of the contribution."""
+        """The weight that the work adds to the contribution."""
         return float(self.weight) if self.ranges else self.weight * SYNC_SHARE
 
     def json(self) -> list[object]:
@@ -170,7 +170,7 @@ class Assignment:
 
     @classmethod
     def read(cls, value: object) -> Assignment:
-        """What `json` gave.
+        """Read what `json` gave.
 
         Raises:
             ValueError: it is something else.
@@ -641,7 +641,7 @@ class EndEntry(Entry):
 
 @dataclass(frozen=True, slots=True)
 class ReturnedEntry(Entry):
-    """What a seat had came into no round, and will not: its samples are dealt again, and the seat stays.
+    """Works of a seat are given back, as they will be in no round: their samples are dealt again, and the seat stays.
 
     Attributes:
         seat: its number.

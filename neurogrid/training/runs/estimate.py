@@ -1,4 +1,4 @@
-"""What a run takes, before it begins: memory of a member, bytes and seconds of a round. Arithmetic on numbers alone.
+"""Estimates of a run before it begins: memory of a member, bytes and seconds of a round. Arithmetic on numbers alone.
 
 What is counted exactly is said so; the rest is near enough to tell a machine that will do from one that will not.
 """
@@ -38,7 +38,7 @@ _BLOCK: Final = 4096
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """What a run takes of a member.
+    """Memory, traffic and time that a run takes of a member.
 
     Attributes:
         num_parameters: that are trained.
@@ -142,8 +142,8 @@ def estimate(
 
 
 def member_bytes(inner: InnerSection, num_parameters: int) -> int:
-    """What the trainer of a member needs before any sample: weights, gradients, and what the optimiser keeps. Exact; a
-    member that has no more than that is too small all the same."""
+    """Bytes that a member's trainer needs before any sample: weights, gradients, and what the optimiser keeps. Exact;
+    a member that has no more than that is too small all the same."""
     return _WIDTH * num_parameters * (2 + optimizer_vectors(inner))
 
 
@@ -153,20 +153,20 @@ def optimizer_vectors(inner: InnerSection) -> int:
 
 
 def saved_bytes(run: RunFile, num_parameters: int) -> int:
-    """What a member saves for a checkpoint: its optimiser, and its weights where they are not the common ones. About:
-    without what a file has besides."""
+    """Bytes that a member saves for a checkpoint: its optimiser, and its weights where they are not the common ones.
+    About: without what a file has besides."""
     has_own = run.outer.fragments > 1
     return _WIDTH * num_parameters * (optimizer_vectors(run.inner) + has_own)
 
 
 def leader_bytes(run: RunFile, num_parameters: int) -> int:
-    """What the leader needs at least: weights in its trainer, and shared with it; the common weights and the outer
-    momentum; and an aggregate on its way."""
+    """Bytes that the leader needs at least: weights in its trainer, and shared with it; the common weights and the
+    outer momentum; and an aggregate on its way."""
     return _WIDTH * num_parameters * (4 + (run.outer.momentum > 0))
 
 
 def activation_bytes(run: RunFile, *, hidden_size: int, num_layers: int, vocab_size: int) -> int:
-    """What one sample of text leaves for the backward pass, about.
+    """Bytes that one sample of text leaves for the backward pass, about.
 
     A layer keeps 34 values of 2 bytes for each token and channel where attention keeps no scores (Korthikanti et al.,
     "Reducing activation recomputation in large transformer models", 2022), and twice as much in float32; the loss keeps

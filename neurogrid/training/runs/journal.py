@@ -82,8 +82,8 @@ class Recorded:
 
 @dataclass(slots=True)
 class _Found:
-    """What was read of a file: its lines, the id of the last leader, the hash of the last line, and the bytes of all
-    lines."""
+    """Contents of a journal's file: its lines, the ids of the run and of the last leader, the hash of the last line,
+    and the bytes of all lines."""
 
     recorded: list[Recorded]
     run: bytes = b""
@@ -374,7 +374,7 @@ def _read(path: Path, file: BinaryIO) -> _Found:
 
 
 def _next_key(line: bytes, key: Ed25519PublicKey) -> Ed25519PublicKey:
-    """Who signs a line: another one than before, where it says that its leader takes over."""
+    """The key that signs a line: a new leader's where the line says that it takes over, else `key`."""
     try:
         entry = entry_of(json.loads(line)["entry"])
         return signing_key(entry.leader) if isinstance(entry, LedEntry) else key
@@ -551,7 +551,7 @@ class JournalCopy:
         self.is_whole = True
 
     def forget_rest(self) -> None:
-        """What has come of a line that is not whole is to come again."""
+        """Drop the bytes of a line that is not whole: they are to come again."""
         self._rest = b""
 
     def take(self, data: bytes) -> None:

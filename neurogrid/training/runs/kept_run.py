@@ -91,7 +91,7 @@ def text_of_before(run: RunFile, directory: RunDirectory, digest: bytes) -> str:
 
 
 def differing_keys(kept: RunFile, run: RunFile) -> Iterator[str]:
-    """What two run files differ in, for people: keys, each with the value of `kept` and that of `run`.
+    """Yield the keys in which two run files differ, in words, with the value of `kept` and that of `run`.
 
     The names of presets are not looked at: what they stand for is.
     """

@@ -27,7 +27,7 @@ _STABLE: Final = 0.005
 
 
 class Trend(StrEnum):
-    """Where the loss goes."""
+    """The direction of the loss."""
 
     UNKNOWN = "unknown"
     IMPROVING = "improving"
@@ -108,7 +108,7 @@ def _doubt(
     trend: Trend,
     agreement: float | None,
 ) -> str:
-    """Why it cannot be said that the run learns; empty where it can."""
+    """The reason why it cannot be said that the run learns; empty where it can."""
     if first is None or short is None or len(losses) < _NUM_KNOWN:
         return f"{len(losses)} rounds have a loss, {_NUM_KNOWN} are needed to judge"
     if not (math.isfinite(short) and math.isfinite(first)):

@@ -43,7 +43,7 @@ _MAX_PIECES: Final = 4
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What a run file says of who does how much.
+    """Rules of a run file: how many members there are, how much work each is dealt, and when the run ends.
 
     Attributes:
         min_members: below which nothing is dealt.
@@ -469,7 +469,7 @@ class RunMachine:
 
 
 def _num_works(works: Sequence[Assignment], weight: float) -> int:
-    """How many works, from the first, are in a contribution of this weight."""
+    """The number of works, from the first, that are in a contribution of this weight."""
     total = 0.0
     for number, work in enumerate(works):
         if total + work.share > weight:

@@ -1,4 +1,4 @@
-"""What a run file's method makes of the weights: differences and an outer step, or gradients and a common one."""
+"""Common weights by the method of a run file: with differences and an outer step, or gradients and a common one."""
 
 from __future__ import annotations
 

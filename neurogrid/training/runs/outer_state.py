@@ -60,13 +60,13 @@ class RunWeights(Protocol):
         """`digest_of` what is common: the same for all members after the same round."""
 
     def contribution(self) -> Tensor:
-        """What a member puts into the next round: float32 [group_layout.num_elements]."""
+        """The member's vector for the next round: float32 [group_layout.num_elements]."""
 
     def apply(self, outcome: Outcome) -> None:
         """Take over what a round has come to."""
 
     def state(self) -> State:
-        """What a newcomer needs."""
+        """The state that a newcomer needs."""
 
     def load(self, state: State) -> None:
         """Begin where the others are."""
@@ -158,7 +158,7 @@ class OuterState:
         return digest_of(self.common)
 
     def contribution(self) -> Tensor:
-        """What was learned since the last sync of the part whose turn is next: float32 [group_layout.num_elements]."""
+        """The difference since the last sync of the part whose turn is next: float32 [group_layout.num_elements]."""
         spans = self._turns.spans(self.round)
         vector = torch.zeros(self.group_layout.num_elements)
         part = self._turns.num_elements(self.round)
@@ -229,7 +229,7 @@ class OuterState:
             self._unsettled.append(_Unsettled(spans, agreed, None))
 
     def state(self) -> State:
-        """What a newcomer needs: live buffers, which `apply` writes to."""
+        """The state that a newcomer needs: live buffers, which `apply` writes to."""
         return State(self.round, tuple(self._outer.state_vectors()))
 
     def load(self, state: State) -> None:

@@ -23,7 +23,7 @@ _SURELY: Final = 0.8
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """How fast a member is.
+    """The speed of a member.
 
     Attributes:
         batch_samples: of each batch, from 1.
@@ -36,7 +36,7 @@ class Pace:
 
 @dataclass(frozen=True, slots=True)
 class Projection:
-    """Where members will be.
+    """Progress that members will have made at the end of a batch.
 
     Attributes:
         seconds: from now, to the end of a batch.
@@ -100,7 +100,7 @@ def project(
 def share_batches(
     batch_seconds: Sequence[float | None], num_batches: int, *, num_pieces: int = 1
 ) -> tuple[int, ...]:
-    """How many pieces of batches each member is to do so that all finish together, as early as can be.
+    """Share pieces of batches among members, so that all finish together, as early as can be.
 
     Each does at least one. Members that are equally fast (`EVEN_WITHIN`) do the same number of whole batches each, the
     nearest to an even share; else all together do `num_batches`, where those have as many pieces as there are members.
@@ -143,7 +143,7 @@ def share_batches(
 def seconds_left(
     num_samples: int, batch_samples: int, *, batches_done: int, batch_seconds: float
 ) -> float:
-    """How long a member takes for the rest of a work at least: a bit less than its batches have taken it so far.
+    """Seconds that a member takes at least for the rest of a work: a bit less than at the speed it had so far.
 
     Args:
         num_samples: of the work; its last batch may have fewer than the others.

@@ -46,7 +46,7 @@ _GIB: Final = 1024**3
 
 @dataclass(frozen=True, slots=True)
 class Resources:
-    """What a worker has.
+    """Resources of a worker.
 
     Attributes:
         memory: bytes, of the GPU if it has one that is offered, else of the machine.
@@ -63,7 +63,7 @@ class Resources:
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """What a leader asks for.
+    """Resources that a leader asks for.
 
     Attributes:
         memory, storage, cores: at least so much, as in `Resources`.
@@ -80,14 +80,14 @@ class Need:
 
 @dataclass(frozen=True, slots=True)
 class Bid:
-    """What a worker offers, and for how much."""
+    """Resources that a worker offers, and their price."""
 
     resources: Resources
     price: float = 0.0
 
 
 def lacking(bid: Bid, need: Need) -> str:
-    """What an offer lacks, in words; empty where it has all that is needed."""
+    """The first need that an offer does not meet, in words; empty where it has all that is needed."""
     has = bid.resources
     if has.memory < need.memory:
         return (
@@ -143,7 +143,7 @@ def _worth(has: Resources, need: Need) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """What a worker keeps for a leader.
+    """Resources that a worker keeps for a leader: an offer, and a lease once it is taken.
 
     Attributes:
         number: u64, from 1, drawn at random.
@@ -188,7 +188,7 @@ class LeaseTable:
         return next((lease for lease in self._live(now) if lease.is_taken), None)
 
     def free(self, now: float) -> Resources:
-        """What is neither offered nor leased."""
+        """Resources that are neither offered nor leased."""
         return self._free([lease.need for lease in self._live(now)])
 
     def offer(self, leader: str, run: bytes, need: Need, now: float) -> Lease:
@@ -262,7 +262,7 @@ class LeaseTable:
         return next((lease for lease in ended if lease.is_taken), None)
 
     def hand_over(self, leader: str, other: str, run: bytes) -> None:
-        """What a leader has for a run is another one's from here on."""
+        """Give the offers and leases of a leader for a run to another leader."""
         for number, lease in list(self._leases.items()):
             if (lease.leader, lease.run) == (leader, run):
                 self._leases[number] = replace(lease, leader=other)

@@ -62,7 +62,7 @@ def after_round(run_id: bytes, number: int, name: str) -> Iterator[None]:
 
 
 class Timeline:
-    """What one process does for a run, told round by round, or step by step.
+    """Spans of what one process does for a run, told round by round, or step by step.
 
     Args:
         attributes: of the span of each.

@@ -42,7 +42,7 @@ class RunDirectory:
 
     @property
     def journal(self) -> Path:
-        """What was decided, entry by entry."""
+        """The journal: what was decided, entry by entry."""
         return self.path / "journal"
 
     @property
@@ -284,7 +284,7 @@ def read_run_file(path: Path) -> RunFile:
 
 
 def read_changes(path: Path) -> str:
-    """What is wanted of a run, as `RunDirectory.write_changes` wrote it; nothing where there is no such file.
+    """Read the changes that are wanted of a run, as `RunDirectory.write_changes` wrote them; empty without a file.
 
     Raises:
         ConfigurationError: it cannot be read, or is no such text.

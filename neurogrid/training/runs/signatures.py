@@ -1,4 +1,4 @@
-"""What members of a run sign, and how others see that it is theirs: their identity keys are their peer ids."""
+"""Signatures of members of a run, and their verification: the identity keys of members are their peer ids."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run has come to. Pure: entries of its journal are applied, and nothing else changes it.
+"""The state of a run. Pure: entries of its journal are applied, and nothing else changes it.
 
 Whoever reads a journal from its beginning has the state that its writer had. A state says who sits where, which work
 each seat has, and which samples are used; which entry comes next is decided in `machine`.
@@ -44,7 +44,7 @@ _MAX_SNAPSHOTS: Final = 1024
 
 
 class Phase(StrEnum):
-    """What a run does."""
+    """The phase of a run."""
 
     WAITING = "waiting"
     TRAINING = "training"
@@ -53,7 +53,7 @@ class Phase(StrEnum):
 
 
 class Occupant(NamedTuple):
-    """Who sits on a seat: a member of the group that averages."""
+    """The occupant of a seat: a member of the group that averages."""
 
     peer: str
     incarnation: int

@@ -53,7 +53,7 @@ NOBODY: Final = ""
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a copy of a journal ends.
+    """The end of a copy of a journal.
 
     Attributes:
         line: its last line, from 1; 0 for none.
@@ -78,7 +78,7 @@ class Promise:
 
 
 def promise_bytes(run: bytes, term: int, leader: str, incarnation: int, place: Place) -> bytes:
-    """What a member signs: the run, the term, who is to lead in it, for which incarnation, and from where on.
+    """Bytes that a member signs as its promise: of run, term, leader, incarnation, and the place from which it leads.
 
     Args:
         run: its id, 16 bytes.
@@ -101,7 +101,7 @@ def are_half(members: Collection[Occupant], those: Collection[Occupant]) -> bool
 
 @dataclass(slots=True)
 class Sitting:
-    """Who sits on seats by the lines of a journal, and who leads.
+    """Members on seats, the leader and its deputy, by the lines of a journal.
 
     Attributes:
         leader, term: of the last line; empty before the first.
@@ -119,7 +119,7 @@ class Sitting:
 
     @property
     def members(self) -> frozenset[Occupant]:
-        """That sit on seats."""
+        """Members that sit on seats."""
         return frozenset(self.seats.values())
 
     def take(self, entry: Entry) -> None:
@@ -144,7 +144,7 @@ class Sitting:
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """How a member stands, which is its answer to all that it is asked.
+    """The standing of a member, which is its answer to all that it is asked.
 
     Attributes:
         term, leader: whom it obeys, and since which term.
@@ -366,8 +366,8 @@ class Copies:
 
     @classmethod
     def of(cls, me: str, entries: Iterable[Entry]) -> Copies:
-        """Those of a leader that has begun with this journal: what its deputy has of it is not known, but that the
-        deputy may have any line from the one on that names it."""
+        """Make the copies of a leader that has begun with this journal. Which line its deputy has last is not known:
+        any line from the one on that names it may be."""
         copies, sitting = cls(me), Sitting()
         for line, entry in enumerate(entries, 1):
             sitting.take(entry)
@@ -399,7 +399,7 @@ class Copies:
 
     @property
     def members(self) -> frozenset[Occupant]:
-        """That sit on seats by the last line."""
+        """Members that sit on seats by the last line."""
         return self._members[-1][1] if self._members else frozenset()
 
     @property
@@ -451,7 +451,7 @@ class Copies:
 
     @property
     def told(self) -> tuple[int, str] | None:
-        """What members are to be told: a number and the deputy by it; None while the deputy does not know yet."""
+        """Number and deputy that members are to be told; None before the first, or until the deputy knows."""
         if self.dropping is not None:
             return self.dropping, NOBODY
         if self.deputy != NOBODY and self.copied < self.since:
@@ -459,7 +459,7 @@ class Copies:
         return (self.number, self.deputy) if self.number else None
 
     def unconfirmed(self, members: Collection[Occupant]) -> list[Occupant]:
-        """Those that have not confirmed what they are to be told."""
+        """Members that have not confirmed what they are to be told."""
         if self.told is None:
             return []
         number, _ = self.told

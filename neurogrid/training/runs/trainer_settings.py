@@ -1,4 +1,4 @@
-"""What a trainer is told: the model, its own optimiser, and what it may use. Plain data, checked, as JSON and back."""
+"""Settings of a trainer: the model, its own optimiser, and what it may use. Plain data, checked, as JSON and back."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ class FileRange:
 
     @property
     def num_samples(self) -> int:
-        """How many."""
+        """Samples of the range."""
         return self.stop - self.start
 
     def __str__(self) -> str:
@@ -106,7 +106,7 @@ def as_fields(value: FileRange) -> list[Any]:
 
 
 def from_fields(fields: list[Any]) -> FileRange:
-    """What `as_fields` gave."""
+    """Read a range from what `as_fields` gave."""
     return FileRange(Path(fields[0]), fields[1], fields[2])
 
 

@@ -1,4 +1,4 @@
-"""What a run says to a trainer: its settings, and the batches of a work. Whoever recomputes a work has the same."""
+"""Settings of a run's trainers, batches of a work and its seed: the same for a member that computes it again."""
 
 from __future__ import annotations
 

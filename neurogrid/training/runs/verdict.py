@@ -1,4 +1,4 @@
-"""What a journal says of its run, judged from the file alone: whether it is whole, and what the run came to.
+"""The verdict on a journal, from the file alone: whether it is whole, and what the run came to.
 
     verdict = verify_journal(directory)     # of a run, or its journal file
     verdict.is_whole, verdict.line, verdict.rows()
@@ -45,7 +45,7 @@ __all__ = ["Verdict", "verify_journal"]
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What a journal proves, and what its run came to.
+    """The verdict on a journal: what it proves, and what its run came to.
 
     Attributes:
         journal: the file.

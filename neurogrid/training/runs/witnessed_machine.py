@@ -62,7 +62,7 @@ _WHY: Final = {
 
 
 def epoch_rules(run: RunFile) -> EpochRules:
-    """What a run file says of epochs. When the run ends, is decided by its samples and rounds, not here."""
+    """The rules of epochs by a run file. The end of the run follows from its samples and rounds, not from these."""
     epochs = run.epochs
     return EpochRules(
         min_members=run.members.min,
@@ -235,7 +235,7 @@ class WitnessedMachine(RunMachine):
         return max(0, most - used)
 
     def _end_after(self, before: EpochState, after: EpochState, left: int | None) -> str:
-        """Why the run is to end once `after` holds; empty where it is not."""
+        """The reason why the run is to end once `after` holds; empty where it is not."""
         if after.made == before.made:
             return ""
         if left == 0:

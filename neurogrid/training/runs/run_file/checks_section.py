@@ -14,7 +14,7 @@ __all__ = ["ChecksSection"]
 
 @dataclass(frozen=True, slots=True)
 class ChecksSection(Section):
-    """What members compute again of what others say that they have computed, with method "distro".
+    """Audits and measurements of what members say that they have computed, with method "distro".
 
     Attributes:
         audit: share of the results of a round that are computed again; 0 for none.

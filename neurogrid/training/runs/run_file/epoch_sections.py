@@ -25,7 +25,7 @@ _SECONDS: Final = number(
 
 @dataclass(frozen=True, slots=True)
 class DistroSection(Section):
-    """What members send of a round with method "distro".
+    """Coefficients that members send in a round with method "distro".
 
     Attributes:
         top_k: coefficients that are sent of a chunk.

@@ -20,7 +20,7 @@ _MAX_DEPTH: Final = 4
 
 
 def key_lines(text: str) -> dict[Path, int]:
-    """Where each key, table and section of a valid text begins, lines counted from 1.
+    """Find the line at which each key, table and section of a valid text begins, counted from 1.
 
     A statement that goes on for more lines than any that is allowed ends the search: it stands below the empty path.
     """

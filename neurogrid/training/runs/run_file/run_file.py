@@ -45,7 +45,7 @@ SECTIONS: Final[Mapping[str, type[Section]]] = {
 
 @dataclass(frozen=True, slots=True)
 class RunFile(Section):
-    """What a training run is to do, with every default filled in.
+    """A run file: what a training run is to do, with every default filled in.
 
     Attributes:
         name: of the run, and of its directory.
@@ -115,7 +115,7 @@ class RunFile(Section):
         return -(-steps // every) * every
 
     def place(self, told: str) -> Path:
-        """Where something is that the run file names by a path; a `~` at its beginning is a home."""
+        """The path of a place that the run file names; a `~` at its beginning is a home."""
         return Path(self.folder) / os.path.expanduser(told)
 
     def with_places(self, moved: Callable[[str], str], *, config: str, folder: str) -> RunFile:

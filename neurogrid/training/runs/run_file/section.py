@@ -1,4 +1,4 @@
-"""What all sections of a run file have in common: keys of which each has a kind, checked where a section is made."""
+"""The base of all sections of a run file: keys of which each has a kind, checked where a section is made."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Section:
 
     @classmethod
     def place_of(cls, key: str = "") -> Path:
-        """Where a key stands in the file."""
+        """The path of a key in the file: its section, then the key."""
         return tuple(filter(None, (cls.title, key)))
 
     @classmethod

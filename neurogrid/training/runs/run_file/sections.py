@@ -69,7 +69,7 @@ METHODS: Final[dict[str, dict[str, Any]]] = {
 
 @dataclass(frozen=True, slots=True)
 class ModelSection(Section):
-    """Which model is trained.
+    """The model that is trained.
 
     Attributes:
         config: "embedded", the directory of a checkpoint, a name at the hub, or a config.json: then from random
@@ -92,7 +92,7 @@ class ModelSection(Section):
 
 @dataclass(frozen=True, slots=True)
 class DataSection(Section):
-    """What it is trained on, by `path` or `mixture`; the other keys are for data that is not prepared yet.
+    """Data that the model is trained on, by `path` or `mixture`; the other keys are for data that is not prepared yet.
 
     Attributes:
         path: a directory that `neurogrid train prepare` wrote, here or, by its address, behind a web server; or what
@@ -155,7 +155,7 @@ class DataSection(Section):
 
 @dataclass(frozen=True, slots=True)
 class StopSection(Section):
-    """When the run is done: at the first of these that is reached. None for those that are not given.
+    """Ends of the run: it is done at the first of these that is reached. None for those that are not given.
 
     Attributes:
         tokens: of all members together.
@@ -280,7 +280,7 @@ class InnerSection(Section):
 
 @dataclass(frozen=True, slots=True)
 class OuterSection(Section):
-    """What members exchange, and what becomes of it. `of` makes one with the defaults of another method.
+    """The exchange among members, and what becomes of it. `of` makes one with the defaults of another method.
 
     Attributes:
         method: "streaming": fragments in turn (Streaming DiLoCo); "diloco": all at once; "averaging": of weights;
@@ -397,7 +397,7 @@ class OuterSection(Section):
 
 @dataclass(frozen=True, slots=True)
 class MembersSection(Section):
-    """Which machines take part.
+    """Members of the run: how many there may be, and what each has to lend.
 
     Attributes:
         min: members that the run waits for, and below which it waits again.
@@ -439,7 +439,7 @@ class MembersSection(Section):
 
 @dataclass(frozen=True, slots=True)
 class CheckpointsSection(Section):
-    """What is kept of the run on disk.
+    """Checkpoints of the run on disk.
 
     Attributes:
         dir: a directory for the checkpoints alone, which is new or empty; empty for `checkpoints` in that of the run.
@@ -464,7 +464,7 @@ class CheckpointsSection(Section):
 
 @dataclass(frozen=True, slots=True)
 class EvalSection(Section):
-    """How often the loss on data that is held out is looked at.
+    """Evaluations: the loss on samples that are held out.
 
     Attributes:
         every: rounds between two evaluations; 0 for none.
@@ -483,7 +483,7 @@ class EvalSection(Section):
 
 @dataclass(frozen=True, slots=True)
 class TrackSection(Section):
-    """Where figures of the run go besides metrics.jsonl.
+    """Trackers that figures of the run go to, besides metrics.jsonl.
 
     Attributes:
         to: trackers, as `accelerate` knows them.

@@ -56,7 +56,7 @@ _STEPS_OF_WEIGHTS: Final = 25
 
 @dataclass(frozen=True, slots=True)
 class LayoutSection(Section):
-    """How the model is cut: one stage is a whole model on each member, more are a chain of members with a part each.
+    """The cut of the model: one stage is a whole model on each member, more are a chain of members with a part each.
 
     Attributes:
         stages: of the chain; of each of several replicas at most.
@@ -141,7 +141,7 @@ class LayoutSection(Section):
             )
 
     def tiered(self, memory: int) -> int:
-        """What of the bytes that a member lends counts for the cut; 0 stays 0, which is any."""
+        """Bytes that count for the cut, of those that a member lends; 0 stays 0, which is any."""
         tier = self.memory_tier * 10**6
         return max(memory // tier * tier, 1) if tier and memory else memory
 

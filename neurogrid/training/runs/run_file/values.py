@@ -58,7 +58,7 @@ class Table(ABC):
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """What a value may be.
+    """The kind of a value: what it may be.
 
     Attributes:
         says: the same in words, behind "is".

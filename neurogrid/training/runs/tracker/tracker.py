@@ -47,7 +47,7 @@ class TrackedFigure:
 
 @dataclass(frozen=True, slots=True)
 class MemberShare:
-    """What the seats of a run had in a round.
+    """Samples that the seats of a run had in a round.
 
     Attributes:
         round: its number.
@@ -90,7 +90,7 @@ class TrackerMember:
 
 @dataclass(frozen=True, slots=True)
 class MemberWorth:
-    """What a member is worth to the run.
+    """The worth of a member to the run.
 
     Attributes:
         worth: the mean share that it had in the last rounds, 0 to 1: a round's mean is weighted by samples, so that is

@@ -43,21 +43,21 @@ _MAX_CORRELATION: Final = 0.9
 
 
 class Direction(StrEnum):
-    """Where figures go."""
+    """The direction in which figures go."""
 
     UNKNOWN = "unknown"
-    """There are too few."""
+    """Too few figures to tell."""
     FALLING = "falling"
     FLAT = "flat"
-    """If they change, then by less than a hundredth of their level."""
+    """Changes, if any, are less than a hundredth of the level."""
     RISING = "rising"
     UNCLEAR = "unclear"
-    """They may fall as well as rise: their noise is larger than what they change by."""
+    """Falling as well as rising is possible: the noise is larger than the change."""
 
 
 @dataclass(frozen=True, slots=True)
 class TrackedTrend:
-    """Where figures go, and how sure that is.
+    """The trend of figures, and how sure it is.
 
     Attributes:
         num: figures that it was taken of.
@@ -119,7 +119,7 @@ def _variance(figures: Sequence[float]) -> float:
 
 
 def _correlation(figures: Sequence[float]) -> float:
-    """How alike neighbours are, 0 to 0.9, where they go against the curve that only falls, or only rises.
+    """The correlation of neighbouring figures about the curve that only falls, or only rises: 0 to 0.9.
 
     Such a curve takes all that a trend can be, bent as it may be, and what it cannot take is noise. A little is added
     for what the fit takes of that, too.
