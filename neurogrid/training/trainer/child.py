@@ -41,7 +41,7 @@ class ChildEnded(NeuroGridError):
 
 
 class _NoFrameError(Exception):
-    """What came is no answer; the text says what it is."""
+    """The child wrote something that is no answer; the text says what it is."""
 
 
 class Child:
@@ -202,7 +202,7 @@ def _widen(pipe: object) -> None:
 
 
 async def _receive(process: trio.Process | ForkedProcess) -> dict[str, Any]:
-    """What the next frame says."""
+    """Receive the next frame, and unpack it."""
     prefix = await _receive_bytes(process, LENGTH_BYTES)
     try:
         return unpack(await _receive_bytes(process, parse_length(prefix)))

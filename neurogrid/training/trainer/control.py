@@ -1,4 +1,4 @@
-"""What both processes of a trainer see at once: whether the weights are being written.
+"""State that both processes of a trainer see at once: whether the weights are being written.
 
 In shared memory, not in frames: it is asked about a process that died.
 """

@@ -1,4 +1,4 @@
-"""What can go wrong with a trainer, by what the caller can do about it."""
+"""Errors of a trainer, by what the caller can do about them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a trainer's two processes say to each other: maps in msgpack, each behind its length, over pipes.
+"""Frames between the two processes of a trainer: maps in msgpack, each behind its length, over pipes.
 
 Neither side unpacks anything but plain data, and none that is longer than a bound.
 """
@@ -33,7 +33,7 @@ def pack(told: Mapping[str, Any]) -> bytes:
 
 
 def parse_length(prefix: bytes | bytearray) -> int:
-    """How many bytes follow the first `LENGTH_BYTES`.
+    """The number of bytes that follow the first `LENGTH_BYTES` of a frame.
 
     Raises:
         ValueError: more than a frame may have.
@@ -45,7 +45,7 @@ def parse_length(prefix: bytes | bytearray) -> int:
 
 
 def unpack(data: bytes | bytearray) -> dict[str, Any]:
-    """What a frame says.
+    """Unpack a frame.
 
     Raises:
         ValueError: it is none.

@@ -41,7 +41,7 @@ _EVALUATED_AT_ONCE = 8
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What came of a batch.
+    """Loss and gradient norm of a batch.
 
     Attributes:
         loss: mean over its labels.
@@ -53,7 +53,7 @@ class Step:
 
     @property
     def fault(self) -> str:
-        """What is not finite, in words; empty for nothing."""
+        """The loss or the norm that is not finite, in words; empty if both are finite."""
         if not math.isfinite(self.loss):
             return f"the loss is {self.loss}"
         return "" if math.isfinite(self.norm) else f"the norm of the gradients is {self.norm}"
@@ -179,7 +179,7 @@ class Learner:
 
     @contextmanager
     def gathering_statistics(self) -> Iterator[None]:
-        """What batch normalisation keeps becomes the mean over the batches that `pass_through` is given meanwhile."""
+        """Make the statistics of batch normalisation means over the batches that `pass_through` is given meanwhile."""
         norms = [
             each
             for each in self._model.modules()
@@ -276,7 +276,7 @@ class Learner:
         self._optimizer.step()
 
     def _find_micro_batch(self, batch: Batch) -> int:
-        """How many samples fit into memory at once: one is tried, then as many as should fit by what that one took."""
+        """Find how many samples fit into memory at once: try one, then as many as should fit by what that one took."""
         usable = _USABLE * self.memory.limit - self._num_optimizer_bytes()
         buffers = {name: buffer.clone() for name, buffer in self._model.named_buffers()}
         fits, needs = 0, self.memory.used()
@@ -316,7 +316,7 @@ class Learner:
             self.memory.let_go()
 
     def _num_optimizer_bytes(self) -> int:
-        """What the optimiser will have and does not have yet."""
+        """Bytes that the optimiser will have and does not have yet."""
         if self._optimizer.state:
             return 0
         # There are weights and gradients.

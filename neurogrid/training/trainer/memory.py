@@ -1,4 +1,4 @@
-"""How much memory a computation takes, measured: of the process on the CPU, of the device elsewhere."""
+"""Memory that a computation takes, measured: of the process on the CPU, of the device elsewhere."""
 
 from __future__ import annotations
 

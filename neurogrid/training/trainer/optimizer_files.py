@@ -28,7 +28,7 @@ _KEYS: Final = {"adamw": ("exp_avg", "exp_avg_sq", "step"), "sgd": ("momentum_bu
 
 @dataclass(frozen=True, slots=True)
 class StoredOptimizer:
-    """What a file has.
+    """Contents of the file of an optimiser.
 
     Attributes:
         states: by parameter and key.

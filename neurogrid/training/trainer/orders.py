@@ -22,7 +22,7 @@ __all__ = ["Program", "serve_orders", "write_frame"]
 
 
 class Program(Protocol):
-    """What carries out orders."""
+    """A program that carries out orders."""
 
     def opened(self) -> dict[str, Any]:
         """The answer to the first order, which it was made from."""

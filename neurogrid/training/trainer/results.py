@@ -1,4 +1,4 @@
-"""What comes of a trainer's calls: frozen, and as plain data between the two processes."""
+"""Results of a trainer's calls: frozen, and as plain data between the two processes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class BatchDone:
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """What a call of `train` did.
+    """Result of a call of `train`.
 
     Attributes:
         batches: that were learned from.
@@ -63,7 +63,7 @@ class Trained:
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """What a call of `evaluate` found.
+    """Result of a call of `evaluate`.
 
     Attributes:
         loss: mean over all labels.
@@ -80,7 +80,7 @@ class Evaluation:
 
 @dataclass(frozen=True, slots=True)
 class Gradient:
-    """What a call of `gradient` did.
+    """Result of a call of `gradient`.
 
     Attributes:
         samples, tokens, labels: of the batch.
