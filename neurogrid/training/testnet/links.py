@@ -1,4 +1,4 @@
-"""When a packet arrives that goes through slow lines: pure, of times that it is told.
+"""Arrival of packets that go through slow lines. Pure: the time is handed in.
 
 Each peer has a line of its own, in whose two directions bits go one after the other; between the lines lies the delay.
 What waits for a line waits in a queue with bounds, as in a router: a packet that has no place there is lost.
@@ -33,7 +33,7 @@ class Line:
     free: float = 0.0
 
     def take(self, now: float, num_bytes: int) -> float | None:
-        """When a packet that comes now is through; None if it is lost."""
+        """Take a packet that comes now; return when it is through, or None if it is lost."""
         if self.rate is None:
             return now
         start = max(now, self.free)
@@ -67,7 +67,7 @@ class Star:
 
     @property
     def next_time(self) -> float | None:
-        """When `arrived` has something to do; None if nothing is under way."""
+        """The time at which `arrived` has something to do; None if nothing is under way."""
         return self._under_way[0][0] if self._under_way else None
 
     def cut(self, *sides: Collection[int]) -> None:

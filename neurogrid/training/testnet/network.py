@@ -31,7 +31,7 @@ _POLL: Final = 0.05
 
 @dataclass(frozen=True, slots=True)
 class Lines:
-    """What lines there are between the processes of a testnet.
+    """Lines between the processes of a testnet.
 
     Attributes:
         delay: seconds from one process to another, one way.
@@ -78,7 +78,7 @@ class Network:
 
     @property
     def status(self) -> int | None:
-        """How the forwarder has ended; None while it forwards."""
+        """The exit status of the forwarder; None while it forwards."""
         return self._forwarder.poll()
 
     def address(self, name: str) -> str:
@@ -86,7 +86,7 @@ class Network:
         return _address(self._numbers[name])
 
     def command(self, name: str) -> list[str]:
-        """What stands before the command line of a process, so that it runs in its namespace."""
+        """Words to put before the command line of a process, so that it runs in its namespace."""
         return ["ip", "netns", "exec", _namespace(os.getpid(), self._numbers[name])]
 
 

@@ -1,4 +1,4 @@
-"""Which processes of a testnet are killed, and when: all of it follows from a seed. Pure."""
+"""The plan of a testnet's kills: which processes, and when. All of it follows from a seed. Pure."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _MAX_DOWN: Final = 3.0
 
 @dataclass(frozen=True, slots=True)
 class Chaos:
-    """What is to happen to a testnet.
+    """Settings of a testnet: its number of workers, and the kills that it is to have.
 
     Attributes:
         seed: all else that is drawn follows from it.

@@ -1,4 +1,4 @@
-"""What came of a testnet: its kills, and what the journal of its run proves. Pure."""
+"""The report of a testnet: its kills, and what the journal of its run proves. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which workers take part in a run, by lines that its leader adds to the journal; nothing of them is verified."""
+"""Seats of workers in a run, by lines that its leader adds to the journal; nothing of them is verified."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Seats:
         self._seats: dict[int, tuple[str, float]] = {}
 
     def joined_at(self, name: str) -> float | None:
-        """When a worker took the seat that it has, in seconds since 1970; None while it has none."""
+        """The time at which a worker took the seat that it has, in seconds since 1970; None while it has none."""
         return max((at for other, at in self._seats.values() if other == name), default=None)
 
     def look(self) -> None:

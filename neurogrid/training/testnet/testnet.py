@@ -73,7 +73,7 @@ async def run_testnet(
 
 @dataclass
 class _Testnet:
-    """What has happened so far.
+    """A testnet under way, and what has happened to it so far.
 
     Attributes:
         starts: when processes that are away are started, by name, in trio's time.
@@ -127,7 +127,7 @@ class _Testnet:
             await trio.sleep(_TICK)
 
     def report(self, problem: str) -> ChaosReport:
-        """What came of it."""
+        """Make the report of the testnet."""
         over, recorded, found = time.time(), tuple[Recorded, ...](), None
         has_ended = not problem
         try:
