@@ -23,10 +23,10 @@ _NUM_THAT_END: Final = 3
 
 
 def ban_seconds(num_before: int) -> int | None:
-    """How long a ban is of a peer that did other than it was told, where no claim of its was found wrong.
+    """Seconds of a ban of a peer that did other than it was told, where no claim of its was found wrong.
 
     It may be a fault of its machine, or of ours: an hour at first, and ten times as long each further time; from the
-    fourth on as long as the run.
+    fourth on as long as the run: None.
 
     Args:
         num_before: bans of the peer in this run.

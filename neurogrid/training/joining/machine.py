@@ -1,4 +1,4 @@
-"""Who may take part in a run: decisions of its leader, as a pure machine. No clock, no socket, no torch.
+"""Decisions of a run's leader on which peers may take part, as a pure machine. No clock, no socket, no torch.
 
     machine = JoinMachine(rules, run, leader)
     outcomes = machine.applied(peer, invitation, now=now)
@@ -154,7 +154,7 @@ class JoinMachine:
 
     @property
     def next_at(self) -> float | None:
-        """When `passed` is due next; None for not before something happens."""
+        """The time at which `passed` is due next; None for not before something happens."""
         state = self.state
         moments = [each.until for each in state.trials.values()]
         moments += [each.until for each in state.waiting.values()]
@@ -199,7 +199,7 @@ class JoinMachine:
         return begun
 
     def _fault(self, peer: str, invitation: Invitation, now: float) -> RefusedFor | None:
-        """What an invitation is not good for."""
+        """The reason to refuse an invitation; None if it is good."""
         if (invitation.run, invitation.leader) != (self._run, self._leader):
             return RefusedFor.WRONG_RUN
         if now < invitation.not_before:

@@ -1,4 +1,4 @@
-"""Where peers stand that want to take part in a run, as data. What comes next is decided in `machine`. Pure.
+"""States of peers that want to take part in a run, as data. What comes next is decided in `machine`. Pure.
 
 Source: protocol_spec/training/joining.md, "States".
 """
@@ -33,7 +33,7 @@ _Value = TypeVar("_Value")
 
 
 class RefusedFor(StrEnum):
-    """Why a peer may not take part at the moment."""
+    """The reason why a peer may not take part at the moment."""
 
     BANNED = "banned"
     TOO_SOON = "too soon"
@@ -48,7 +48,7 @@ class RefusedFor(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class JoinRules:
-    """What a run says of who may join. Times in seconds.
+    """Rules of a run about peers that join. Times in seconds.
 
     Attributes:
         max_members: members and peers on trial, together.
@@ -125,7 +125,7 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class JoinState:
-    """Where all peers stand at the leader of a run.
+    """State of all peers at the leader of a run.
 
     Attributes:
         round: the last that was decided.
