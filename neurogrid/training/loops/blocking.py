@@ -39,12 +39,12 @@ class Run:
 
     @property
     def invitation(self) -> str:
-        """What others are given to join: a ticket, or an address of this machine."""
+        """The text by which others join: a ticket, or an address of this machine."""
         return self._member.invitation
 
     @property
     def rules(self) -> Rules:
-        """What all members do alike."""
+        """The rules that all members follow."""
         return self._member.loop.rules
 
     @property

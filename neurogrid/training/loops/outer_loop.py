@@ -30,7 +30,7 @@ _MAX_GIVEN_UP = 4
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What all members of a run do alike, as the first of them set it.
+    """Rules that all members of a run follow, as the first member set them.
 
     Attributes:
         every: steps between two syncs, of each member.
@@ -129,7 +129,7 @@ class OuterLoop:
         return self.num_steps % self.rules.every == 0
 
     def contribution(self) -> tuple[Tensor, float]:
-        """What this member has learned since the last sync: float32 [num_elements], and the samples it is from."""
+        """The difference since the last sync: float32 [num_elements], and the number of samples it is from."""
         self._flatten()
         return self._outer.difference(self._vector, self._vector), self._samples
 
@@ -156,7 +156,7 @@ class OuterLoop:
             del self._given_up[next(iter(self._given_up))]
 
     def _not_in(self, outcome: Outcome) -> Tensor | None:
-        """What this member has learned and the outcome does not have; None for nothing. Its samples stay, too."""
+        """The part of the difference that the outcome lacks; None for nothing. Its samples stay counted, too."""
         given_up = self._given_up.get(outcome.call)
         self._given_up.clear()
         if not outcome.has_contributed:
@@ -169,7 +169,7 @@ class OuterLoop:
         return self.contribution()[0] - vector
 
     def state(self) -> State:
-        """What a newcomer needs: live buffers, which `apply` writes to."""
+        """The state that a newcomer needs: live buffers, which `apply` writes to."""
         note = json.dumps({"samples": self.num_samples}).encode()
         return State(self.round, tuple(self._outer.state_vectors()), note)
 
