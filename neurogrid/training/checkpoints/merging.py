@@ -1,4 +1,4 @@
-"""What an adapter makes of the model that it lies beside: W + alpha / r * B A, matrix by matrix.
+"""Merging of an adapter into the model that it is for: W + alpha / r * B A, matrix by matrix.
 
 Names of an adapter are paths of modules, and a checkpoint may have others. Where a family does, transformers says
 which; where it makes several tensors of one, or one of several, nothing is merged.
@@ -155,7 +155,7 @@ def _pair_names(tensors: dict[str, Tensor]) -> list[str]:
 
 
 def _names_in_checkpoint(checkpoint: Checkpoint, paths: list[str], base: Path) -> dict[str, str]:
-    """What the weights of linear layers are called in a checkpoint, by the paths of their modules."""
+    """Names of the weights of linear layers in a checkpoint, by the paths of their modules."""
     model = build_on_meta(build_config(checkpoint.config), torch.float32)
     modules = dict(model.named_modules())
     found: dict[str, str] = {}

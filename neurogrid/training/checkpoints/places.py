@@ -48,7 +48,7 @@ _STEP = re.compile(r"step-(0|[1-9][0-9]{0,17})")
 
 
 def name_of(step: int) -> str:
-    """What the checkpoint of a step is called."""
+    """The name of the checkpoint of a step."""
     if step < 0:
         raise ValueError(f"step {step}")
     return f"step-{step}"
