@@ -1,4 +1,4 @@
-"""What torch calls at the end of its import (the entry point `torch.backends`): the backend `neurogrid` is known then.
+"""The entry point `torch.backends`, called at the end of torch's import: the backend `neurogrid` is known then.
 
 Imports nothing but what says its name; `TORCH_DEVICE_BACKEND_AUTOLOAD=0` keeps torch from calling it.
 """
