@@ -118,7 +118,7 @@ class LayerBlob:
 
     @property
     def num_chunks(self) -> int:
-        """How many chunks `chunks` yields, at least 1."""
+        """Number of chunks that `chunks` yields, at least 1."""
         return num_chunks(self.num_bytes)
 
     def chunks(self) -> Iterator[bytes | memoryview]:
@@ -212,7 +212,7 @@ class MadeTensor:
 
 @dataclass(frozen=True, slots=True)
 class LayerContents:
-    """What a layer has, by name.
+    """Tensors of a layer of a checkpoint, by name.
 
     Attributes:
         tensors: that lie in files as they travel: entries and bytes.
@@ -388,7 +388,7 @@ class RecentLayers:
     def of(
         self, blob: CodedBlob, make: Callable[[], tuple[memoryview, ...]]
     ) -> tuple[memoryview, ...]:
-        """What was made for `blob`, or is made now, one after another."""
+        """Return the bytes that were made for `blob`, or make them now: for one blob at a time."""
         if (found := self._find(blob)) is not None:
             return found
         with self._making:

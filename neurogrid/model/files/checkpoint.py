@@ -142,7 +142,7 @@ class Checkpoint:
 
     @property
     def name(self) -> str:
-        """What the model is called, by its path."""
+        """Name of the model, by the checkpoint's path."""
         return model_name_of(self.path)
 
     @property
@@ -176,11 +176,11 @@ class Checkpoint:
         return self._files.end_tensors(dtype)
 
     def image_tensors(self) -> dict[str, torch.Tensor]:
-        """What makes embeddings of images, under its names in the whole model's checkpoint; on the CPU, mapped.
+        """Tensors that make embeddings of images, named as in the whole model's checkpoint; on the CPU, mapped.
 
         Raises:
-            CheckpointError: a file of it is not here, or cannot be read.
-            UnsupportedModelError: it is quantised.
+            CheckpointError: a file of them is not here, or cannot be read.
+            UnsupportedModelError: they are quantised.
         """
         assert isinstance(self._files, SafetensorsFiles), "GGUF has no images here"
         return self._files.image_tensors()
@@ -236,7 +236,7 @@ class Checkpoint:
         return self.has_codes == (quantization is not None and quantization.is_stored)
 
     def quantization(self, method: str | None, model: Linears) -> Quantization | None:
-        """What of the layers is codes: what this checkpoint has as such, or what is made of it by `method`.
+        """Record of the layers' matrices that are codes: as stored, or as `method` is to make them; None for no codes.
 
         Raises:
             ConfigurationError: something is to be made of what is quantised already.

@@ -58,7 +58,7 @@ def judge_checkpoint(path: Path) -> int | None:
 
 
 def model_name_of(path: Path) -> str:
-    """What a checkpoint is called: as its directory is, or as at the hub where it lies in the cache of that."""
+    """Name of a checkpoint: that of its directory or file, or its name at the hub where it lies in the hub's cache."""
     is_file = path.suffix == ".gguf"
     # Not of the file itself, which the cache has by its digest elsewhere.
     folder = path.parent.resolve() if is_file else path.resolve()

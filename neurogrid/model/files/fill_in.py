@@ -67,7 +67,7 @@ class ExtraText:
 
 @dataclass(frozen=True)
 class FillIn:
-    """What a tokenizer has for filling in. Made by `read_fill_in`.
+    """Tokens with which a tokenizer has a model fill in a gap. Made by `read_fill_in`.
 
     Attributes:
         end_ids: the tokens that end the text in the gap and are no text of it.
@@ -153,7 +153,7 @@ class FillIn:
 
 
 def read_fill_in(tokenizer: Tokenizer) -> FillIn | None:
-    """What `tokenizer` has for filling in; None where it has no tokens for it."""
+    """Find the tokens that `tokenizer` has for filling in; None where it has none."""
 
     def first(names: Iterable[str]) -> int | None:
         ids = map(tokenizer.token_id, names)

@@ -54,7 +54,7 @@ _LAYOUTS: Final[Mapping[str, Layout]] = {**INTEGERS, **LITTLE_FLOATS}
 
 @dataclass(frozen=True, slots=True)
 class ForeignFormat(Described):
-    """How a checkpoint has its quantised matrices.
+    """Format of a checkpoint's quantised matrices.
 
     Attributes: those of `Described`, and what follows from them.
     """

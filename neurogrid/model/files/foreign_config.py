@@ -1,4 +1,4 @@
-"""How a checkpoint is quantised, from the quantization_config of its config.json: a format read exactly, or a refusal.
+"""Format of a quantised checkpoint, by the quantization_config of its config.json: read exactly, or refused.
 
 What is not known is refused, and so is a setting that changes what is stored in a way that `foreign_codes` does not
 read. Settings of the run that change nothing there are passed by.
@@ -21,10 +21,10 @@ _NF4_BLOCK: Final = 64
 
 
 def foreign_format(quantization_config: Mapping[str, object]) -> ForeignFormat:
-    """How a checkpoint has its matrices, from the quantization_config of its config.json.
+    """Format of a checkpoint's matrices, by the quantization_config of its config.json.
 
     Raises:
-        UnsupportedModelError: in another way than is exactly supported.
+        UnsupportedModelError: the format is none that is exactly supported.
     """
     method = quantization_config.get("quant_method")
     if method is None and any(

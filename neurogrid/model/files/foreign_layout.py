@@ -1,4 +1,4 @@
-"""What the formats of others' quantised matrices have in common: how they are described, and made codes of."""
+"""Common parts of the formats of others' quantised matrices: their description, and the making of codes."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ MAX_SIZE: Final = 2**40
 
 @dataclass(frozen=True, slots=True)
 class Described:
-    """What a config says of the quantised matrices of its checkpoint.
+    """Quantised matrices of a checkpoint, as its config describes them.
 
     Attributes:
         name: for people.
@@ -77,7 +77,7 @@ class Described:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Where the tensors of a matrix have what.
+    """Layout of a quantised matrix: suffixes, dtypes and shapes of its tensors, and their decoding.
 
     Attributes:
         marker, scales, required, optional: suffixes.

@@ -1,4 +1,4 @@
-"""How a checkpoint's hidden states become an embedding: what the files of sentence-transformers say, or a default.
+"""Pooling of a checkpoint's hidden states to an embedding: as the files of sentence-transformers say, or a default.
 
 Models that are made for embeddings come with `modules.json`, which lists a transformer, a pooling and mostly a
 normalisation, and with the pooling's own config. Others get what vLLM gives them: the state of the last token,
@@ -28,7 +28,7 @@ _FOLDER: Final = re.compile(r"\d{1,2}_Pooling", re.ASCII)
 
 
 class PoolingMode(enum.Enum):
-    """Which hidden states of a text make its embedding, under the names that sentence-transformers has for them."""
+    """Mode of pooling: the hidden states of a text that make its embedding, named as in sentence-transformers."""
 
     FIRST = "cls"
     LAST = "lasttoken"
@@ -51,7 +51,7 @@ _KEYS: Final = {
 
 @dataclass(frozen=True)
 class Pooling:
-    """How hidden states become an embedding.
+    """Pooling of a text's hidden states to its embedding.
 
     Attributes:
         normalises: whether the embedding has length 1.

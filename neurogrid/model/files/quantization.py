@@ -1,4 +1,4 @@
-"""What of a model is quantised and how: the record that travels beside its config, and the names of what it makes.
+"""Quantisation of a model: the record that travels beside its config, and the names of the tensors that it makes.
 
 In the place of a matrix NAME a blob has NAME.codes and NAME.scales, in the row-major form of `kernels.Codes`: int8
 [O, I], or uint8 [O, I / 2] with two codes of 4 bits each; and float16 [O, I / 32]. They are made of that matrix alone,
@@ -104,7 +104,7 @@ class CodesForm:
         )
 
     def fault(self, tensors: Mapping[str, torch.Tensor], name: str) -> str | None:
-        """What of these tensors, by suffix, this form has not; None if they have it."""
+        """Fault of these tensors, by suffix, as those of a matrix `name` of this form; None if there is none."""
         codes = tensors[CODES]
         if codes.dim() != 2 or not self.takes(self._shape(codes)):
             return f"the codes of {name} are {list(codes.shape)}: no matrix of codes"
@@ -144,7 +144,7 @@ class CodesForm:
         return self.takes(shape) and self.fault(parts_of(codes), "") is None
 
     def record(self) -> dict[str, object]:
-        """What travels of it."""
+        """The form as it travels in a record."""
         return {
             "bits": self.bits,
             "group": self.group,
@@ -188,7 +188,7 @@ class CodesForm:
 
 
 def parts_of(codes: Codes) -> dict[str, torch.Tensor]:
-    """What stands in the place of a matrix, by suffix."""
+    """Tensors that stand in the place of a matrix, by suffix."""
     parts = {
         CODES: codes.codes,
         SCALES: codes.scales,
@@ -267,7 +267,7 @@ class Quantization:
         return path not in self.skipped and self.forms[0].takes(shape) and min(shape) >= _MIN_SIZE
 
     def record(self) -> dict[str, object]:
-        """What travels."""
+        """The record as it travels."""
         if self.is_stored:
             return {
                 "method": self.method,

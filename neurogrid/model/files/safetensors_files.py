@@ -59,7 +59,7 @@ _MAX_EXPERTS = 2**15
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Where a tensor lies: its file, its entry in the header of that, and its name there."""
+    """Place of a tensor: its file, its entry in the header of that, and its name there."""
 
     file: Path
     entry: TensorEntry
@@ -178,7 +178,7 @@ class SafetensorsFiles:
 
     @property
     def quantised_as(self) -> str | None:
-        """How the matrices of the layers are quantised; None for not at all."""
+        """Name of the format of the layers' quantised matrices; None if there are none."""
         return None if self._stored is None else self._stored.name
 
     @property
@@ -187,7 +187,7 @@ class SafetensorsFiles:
         return self._stored is not None
 
     def layer(self, layer_id: int) -> LayerContents:
-        """What a layer has; errors as of `StoredMatrix`."""
+        """Tensors of a layer; errors as of `StoredMatrix`."""
         names = self._layer_names.get(layer_id, ())
         groups = self._stored_parts(names)
         matrices = {}
@@ -229,11 +229,11 @@ class SafetensorsFiles:
         return tensors
 
     def image_tensors(self) -> dict[str, torch.Tensor]:
-        """What makes embeddings of images, under its names in the whole model's checkpoint; on the CPU, mapped.
+        """Tensors that make embeddings of images, named as in the whole model's checkpoint; on the CPU, mapped.
 
         Raises:
-            CheckpointError: a file of it is not here, or cannot be read.
-            UnsupportedModelError: it is quantised.
+            CheckpointError: a file of them is not here, or cannot be read.
+            UnsupportedModelError: they are quantised.
         """
         self._require(self._image_absent)
         for name, place in self._image_places.items():
@@ -257,7 +257,7 @@ class SafetensorsFiles:
         return place.entry, data[place.entry.start : place.entry.stop]
 
     def _stored_parts(self, names: Iterable[str]) -> dict[str, _Parts]:
-        """What makes each quantised matrix, by the name of the matrix."""
+        """Tensors that make each quantised matrix, by the name of the matrix."""
         stored = self._stored
         if stored is None:
             return {}
@@ -278,7 +278,7 @@ class SafetensorsFiles:
         return found
 
     def _num_stacked(self, names: Collection[str]) -> int:
-        """How many matrices these tensors have."""
+        """Number of experts' matrices that each of these tensors stacks; CheckpointError where they differ."""
         counts = {self._places[name].entry.shape[:1] for name in names}
         (count,) = max(counts) or (0,)
         if len(counts) > 1 or not 0 < count <= _MAX_EXPERTS:
@@ -308,7 +308,7 @@ class SafetensorsFiles:
 
 
 def _of_text(named: Mapping[str, T]) -> dict[str, T]:
-    """What of a model that takes images is of text, under the names of a checkpoint of that alone."""
+    """Entries of text in a model that takes images, under the names of a checkpoint of its text model alone."""
     return {
         name_in_text_model(name): each for name, each in named.items() if not is_image_tensor(name)
     }
@@ -359,10 +359,10 @@ def _one_of(entry: TensorEntry, data: memoryview, number: int) -> tuple[TensorEn
 
 
 def _stored_format(config: Mapping[str, object]) -> ForeignFormat | None:
-    """How the matrices of a checkpoint are quantised, by its config.json; None for not at all.
+    """Format of a checkpoint's quantised matrices, by its config.json; None if it has none.
 
     Raises:
-        UnsupportedModelError: in a way that is not read, or not exactly; says why.
+        UnsupportedModelError: the format is not read, or not exactly; says why.
     """
     for part in with_text_config(config):
         for key in ("quantization_config", "compression_config"):

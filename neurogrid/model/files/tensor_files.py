@@ -1,4 +1,4 @@
-"""What a checkpoint asks of the files that have its tensors, whatever their format."""
+"""Interface of the files with a checkpoint's tensors, whatever their format."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ class TensorFiles(Protocol):
 
     @property
     def quantised_as(self) -> str | None:
-        """How what the layers have is quantised, for people; None for not at all."""
+        """Format of the quantised matrices in the layers, for people; None if there are none."""
 
     @property
     def has_codes(self) -> bool:
         """Whether matrices of the layers are served as the codes that they are."""
 
     def layer(self, layer_id: int) -> LayerContents:
-        """What a layer has.
+        """Tensors of a layer.
 
         Raises:
             CheckpointError, UnsupportedModelError: a matrix is not what its format says.

@@ -1,4 +1,4 @@
-"""Which decoder layer a checkpoint tensor belongs to, told from its name alone.
+"""Decoder layer that a checkpoint tensor belongs to, told from its name alone.
 
 Families name their decoder layers `PREFIX.CONTAINER.NUMBER.REST`, the prefix empty in some
 checkpoints of the hub (`h.0.ln_1.weight`). The first numbered container counts: what is numbered
@@ -54,7 +54,7 @@ def layer_of(name: str, num_layers: int) -> int | None:
 
 
 def path_in_layer(name: str) -> str:
-    """What stands behind the number of the layer, with `#` for each number in it: `mlp.experts.#.up_proj.weight`.
+    """Path of a tensor in its layer, with `#` for each number: `mlp.experts.#.up_proj.weight`.
 
     The whole name, where it is in no numbered layer.
     """
@@ -82,7 +82,7 @@ def is_image_tensor(name: str) -> bool:
 
 
 def name_in_text_model(name: str) -> str:
-    """What a tensor of text in a model that takes images is called in a checkpoint of that model of text alone."""
+    """Name that a tensor of text, of a model that takes images, has in a checkpoint of that model of text alone."""
     rest = _TEXT_PART.sub("", name)
     if rest == name:
         return name

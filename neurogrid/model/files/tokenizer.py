@@ -67,7 +67,7 @@ TEMPLATE_ARGUMENTS = frozenset(
 
 
 class ChatEnding(enum.Enum):
-    """Where the text of a conversation ends."""
+    """Place at which the text of a conversation ends."""
 
     ANSWER = enum.auto()
     """Where the assistant's next message begins."""

@@ -35,7 +35,7 @@ _IN_LAYER: Final = re.compile(r"blk\.(\d{1,6})\.(.+)")
 
 
 class Change(enum.Enum):
-    """What a tensor is in the file, as compared with transformers'."""
+    """Difference of a tensor in the file from the same in transformers."""
 
     NONE = enum.auto()
     QUERY = enum.auto()
@@ -52,7 +52,7 @@ class Change(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a tensor of a layer stands.
+    """Place of a tensor in a layer, and its form in the file.
 
     Attributes:
         name: behind `model.layers.N.`; with `#` for the number of an expert.

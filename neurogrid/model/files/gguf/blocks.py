@@ -45,7 +45,7 @@ _NL_TABLE: Final = torch.tensor(
 
 @dataclass(frozen=True, slots=True)
 class _Parts:
-    """What blocks hold.
+    """Codes of blocks, with their scales and minimums.
 
     Attributes:
         codes: [O, B, K], of one block one after the other: uint8 of 4 bits, int8 of 8.

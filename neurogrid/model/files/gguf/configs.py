@@ -46,7 +46,7 @@ _GEMMA_3_PATTERN: Final = 6
 
 @dataclass(frozen=True, slots=True)
 class _Given:
-    """What is known of a model, whatever its architecture.
+    """Metadata and sizes of a model, as every architecture has them.
 
     Attributes:
         metadata, tensors, factors: as of `config_of`.
@@ -144,7 +144,7 @@ def _token(metadata: Metadata, name: str, vocab_size: int) -> int | None:
 
 
 def _rope(given: _Given) -> _Config:
-    """How positions turn queries and keys: all of a head, at frequencies that may be scaled."""
+    """RoPE parameters of the config: all of a head is rotated, at frequencies that may be scaled."""
     metadata, name = given.metadata, given.metadata.architecture
     if metadata.size(".rope.dimension_count", given.head_size) != given.head_size:
         raise given.refuse(f"positions turn a part of each head only, which is not read of {name}")

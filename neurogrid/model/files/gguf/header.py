@@ -88,7 +88,7 @@ class TensorInfo:
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What a file says of itself.
+    """Header of a GGUF file: metadata, and an entry for each tensor.
 
     Attributes:
         values: by key.
@@ -173,7 +173,7 @@ class _Reader:
         return int(number)
 
     def count(self, what: str, limit: int, *, least: int) -> int:
-        """How many of something follow, each of at least so many bytes."""
+        """Read the number of `what` that follow, at most `limit`, each of at least `least` bytes."""
         number = self.number("Q", f"the number of {what}")
         if number > limit:
             raise CheckpointError(f"{self.where}: {number} {what}; {limit} is the limit")

@@ -1,4 +1,4 @@
-"""Which files a model in GGUF is, and what their headers say together; judged without torch."""
+"""Files of a model in GGUF: found, mapped, and their headers checked together; without torch."""
 
 from __future__ import annotations
 

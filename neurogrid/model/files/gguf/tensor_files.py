@@ -159,7 +159,7 @@ class GgufFiles:
         return cls(model, config_of(model.metadata, model.tensors, factors))
 
     def layer(self, layer_id: int) -> LayerContents:
-        """What a layer has. Matrices of blocks are codes; those that are put together in two forms are made plain."""
+        """Tensors of a layer. Matrices of blocks are codes, but dense where transformers joins two of unlike types."""
         tensors: dict[str, tuple[TensorEntry, memoryview]] = {}
         made: dict[str, MadeTensor] = {}
         matrices: dict[str, CodedMatrix] = {}
@@ -214,7 +214,7 @@ class GgufFiles:
         return make_tokenizer(self._model.metadata)
 
     def _pieces(self, whole: str, place: Place) -> Iterator[_Piece]:
-        """What a tensor is in a checkpoint: itself, or the matrices of experts."""
+        """Yield the tensors of a checkpoint that a tensor of the file is: itself, or the matrices of experts."""
         is_matrix = place.num_dimensions > 1
         piece = _piece(self._model, whole) if is_matrix else _plain_piece(self._model, whole)
         if place.change is Change.EXPERTS:
@@ -238,7 +238,7 @@ class GgufFiles:
         return not place.partner or tensors[partner].type == tensors[whole].type
 
     def _row_order(self, whole: str, place: Place, num_rows: int) -> torch.Tensor:
-        """Which rows of the file are those of transformers, in order: a head has pairs there, and halves here."""
+        """Indices of the file's rows in transformers' order: a head has pairs in the file, in transformers halves."""
         num_heads = self._num_heads[place.change]
         assert isinstance(num_heads, int)
         if num_rows % (2 * num_heads):
