@@ -1,4 +1,4 @@
-"""Which device computes, and how much memory it has and uses.
+"""Devices: the choice of one to compute on, and the memory that it has and uses.
 
 Knows the CPU and whatever accelerator `torch.accelerator` finds: CUDA (by that name ROCm goes, too), XPU, MPS, or a
 backend that torch was extended with. There is one kind of accelerator in a process, and any number of it. What that

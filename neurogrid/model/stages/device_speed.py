@@ -1,4 +1,4 @@
-"""How fast a device computes, measured in half a second.
+"""Speed of a device's computing, measured in half a second.
 
 Three figures that decode and prefill are made of: how fast a matrix-vector product reads weights that lie in no
 cache, how fast large matrices are multiplied, and what a layer costs besides, in calls of small kernels.

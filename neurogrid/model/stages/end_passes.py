@@ -117,7 +117,7 @@ class EndPasses:
         return self._skeleton.run_head_of_all(hidden_BTD, position, self.cache)
 
     def norm(self, hidden_BTD: torch.Tensor, position: int) -> torch.Tensor:
-        """What stands between the layers and the head, which is the final norm in most: [1, T, D]."""
+        """Run what stands between the layers and the head, in most models the final norm: [1, T, D]."""
         self._pretend(position)
         return self._skeleton.run_norm(hidden_BTD, position, self.cache)
 

@@ -1,4 +1,4 @@
-"""Which tensors of a checkpoint become the matrices of experts, by which rows: found by loading numbers for them.
+"""Tensors of a checkpoint, and their rows, that become experts' matrices: found by loading numbers for them.
 
 transformers puts the tensors of experts together while it loads them, by rules that differ between families. So a
 layer is loaded whose matrices have one input: of each tensor, a number for each row that no other has. Where the
@@ -47,7 +47,7 @@ class ExpertRows:
 
 
 def find_expert_rows(layer: nn.Module, shapes: Shapes, load: Load) -> dict[str, ExpertRows]:
-    """What makes each matrix of experts, by its path; those that are not made of such tensors alone are left out.
+    """Find the tensors that make each matrix of experts, by its path; matrices not made of such alone are left out.
 
     Args:
         layer: a template; left as it is.
@@ -81,7 +81,7 @@ def find_expert_rows(layer: nn.Module, shapes: Shapes, load: Load) -> dict[str, 
 def _by_rows(
     layer: nn.Module, weights: Sequence[ExpertWeight], shapes: Shapes, load: Load
 ) -> Iterator[tuple[str, ExpertRows]]:
-    """What each matrix is made of, by where the numbers of rows went; of inputs nothing is known."""
+    """Yield the path of each matrix and its rows, found by where their numbers went; of inputs nothing is known."""
     names = list(shapes)
     num_rows = torch.tensor([shapes[name][0] for name in names])
     firsts = 1 + num_rows.cumsum(0) - num_rows

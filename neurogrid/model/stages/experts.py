@@ -153,7 +153,7 @@ def _codes_class(kind: Any) -> Any:
 
 
 class _CodesExperts(nn.Module):
-    """What experts do when they are given tokens."""
+    """Forward pass of experts with matrices of codes, mixed into transformers' own class."""
 
     # Of transformers' module.
     has_gate: bool

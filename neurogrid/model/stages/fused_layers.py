@@ -283,7 +283,7 @@ def _seen(mask: Any) -> Any:
 
 
 def _hidden_of(result: Any) -> torch.Tensor:
-    """What experts return: hidden states, and in some families how they were chosen."""
+    """Hidden states that experts return, in some families beside how they were chosen."""
     hidden: torch.Tensor = result[0] if isinstance(result, tuple) else result
     return hidden
 
@@ -351,7 +351,7 @@ def _matrices(
 
 
 def _norm_part(module: nn.Module) -> NormPart | None:
-    """What a norm multiplies with: its weight, or one more; None where it is another kind of norm."""
+    """Factor and epsilon of a norm: the factor is its weight, or one more; None where it is another kind of norm."""
     weight = getattr(module, "weight", None)
     eps = getattr(module, "variance_epsilon", getattr(module, "eps", None))
     if (

@@ -1,4 +1,4 @@
-"""What makes embeddings of images: tower and projection of a model that takes them, by transformers' own class.
+"""Image tower and projection of a model that takes images, which make their embeddings, by transformers' own class.
 
 The whole model is built without memory and without its decoder layers, and what is of images is loaded. No family is
 known: which inputs `get_image_features` takes is read off it, and so is what it returns.
@@ -104,7 +104,7 @@ class ImageTower:
     def embeddings(
         self, inputs: Mapping[str, torch.Tensor], counts: list[int]
     ) -> list[torch.Tensor]:
-        """What stands in the place of each image's tokens, N of [T, D]; in the dtype of the tower.
+        """Compute the embeddings that stand for the tokens of each image, N of [T, D], in the dtype of the tower.
 
         Args:
             inputs: of the images, as the model's processor makes them; what `get_image_features` does not take is

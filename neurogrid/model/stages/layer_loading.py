@@ -151,7 +151,7 @@ class LayerLoader:
         }
 
     def linear_names(self, layer_id: int, shapes: Mapping[str, Sequence[int]]) -> dict[str, str]:
-        """Which tensors of a checkpoint are the weights of linear layers as they are, or rows of those of experts.
+        """Find the tensors of a checkpoint that are weights of linear layers as they are, or rows of those of experts.
 
         Args:
             shapes: of the layer's tensors, by name.

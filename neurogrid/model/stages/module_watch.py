@@ -1,4 +1,4 @@
-"""Which modules a pass of a model calls, and whether what one returns is just what the next is given.
+"""Calls of modules in a pass of a model, and whether what one returns is just what the next is given.
 
 "Just that" is the same memory, not written to in between: what a model does between its modules makes new memory or
 counts as a write, even where it changes no number. So it says nothing of values, and a result of zeros will do where

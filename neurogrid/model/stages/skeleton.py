@@ -226,7 +226,7 @@ class Skeleton:
         self.load_layer(layer_id, plain, codes, coded=coded, by_int8=quantization.by_int8)
 
     def coded_forms(self, layer_id: int, quantization: Quantization) -> dict[str, CodesForm]:
-        """Which matrices of a layer are codes, by their paths."""
+        """Forms of a layer's matrices that are codes, by their paths."""
         forms = {
             path: quantization.form(layer_id, numbers_hidden(path), shape)
             for path, shape in self.loader.linear_shapes(layer_id).items()
@@ -234,7 +234,7 @@ class Skeleton:
         return {path: form for path, form in forms.items() if form is not None}
 
     def layer_name(self, layer_id: int) -> str:
-        """What the module of a layer is called in the whole model."""
+        """Name of a layer's module in the whole model."""
         return f"{self._layers_name}.{layer_id}"
 
     def linear_layers(self, layer_id: int) -> dict[str, tuple[int, int]]:
@@ -336,7 +336,7 @@ class Skeleton:
         cache: Cache,
         images: ImagePlaces | None = None,
     ) -> list[LayerCall] | None:
-        """How the base model calls loaded layers [start, stop) for a token at `position`; in inference mode.
+        """Record the base model's calls of loaded layers [start, stop) for a token at `position`; in inference mode.
 
         Args:
             marker_BTD: [1, 1, D], stands for what the layers return.
@@ -387,7 +387,7 @@ class Skeleton:
         raise UnsupportedModelError("the base model never called its first layer")
 
     def embed(self, input_ids_BT: torch.Tensor) -> torch.Tensor:
-        """What the embedding's module returns, [B, T, E]; what else is done before layer 0 is `run_embedded`'s."""
+        """Call the embedding's module, [B, T, E]; what else is done before layer 0 is `run_embedded`'s."""
         embedding: Any = self.model.get_input_embeddings()
         embedded_BTE: torch.Tensor = embedding(input_ids_BT)
         return embedded_BTE
@@ -424,7 +424,7 @@ class Skeleton:
         return logits_BTV
 
     def run_norm(self, hidden_BTD: torch.Tensor, position: int, cache: Cache) -> torch.Tensor:
-        """What the base model returns for what left its last layer, [1, T, D]; in inference mode."""
+        """Run what the base model does behind its last layer, on what left that: [1, T, D]; in inference mode."""
         output = self._run_after_layers(self._base, hidden_BTD, position, cache)
         final_BTD: torch.Tensor = output.last_hidden_state
         return final_BTD
@@ -469,7 +469,7 @@ class Skeleton:
         return module(past_key_values=cache, use_cache=True, **inputs)
 
     def _probe_num_results(self) -> int:
-        """How many things a layer returns: found by running layer 0 without memory.
+        """Size of the tuple that a layer returns, 0 for a bare tensor: found by running layer 0 without memory.
 
         A layer that cannot run on the meta device is taken to return a bare tensor, as nearly all
         do; the check on a miniature assumes the same, so it shows when that is wrong.

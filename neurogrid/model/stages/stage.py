@@ -118,12 +118,12 @@ class Stage:
 
     @property
     def pools(self) -> frozenset[RowPool]:
-        """Where the sessions are that decode together."""
+        """Pools of the sessions that decode together."""
         return frozenset(self._pools)
 
     @property
     def image_way(self) -> ImageWay:
-        """What the layers make of images."""
+        """Treatment of images in the layers."""
         return image_way(self._skeleton.config)
 
     @property
@@ -402,7 +402,7 @@ class Stage:
             pool.let_go(self._num_forwards - IDLE_ROUNDS * (len(pools) + 1))
 
     def _pool_of(self, rows: Sequence[Row]) -> RowPool:
-        """Where most of the rows are already, or a new one if that is the place of others."""
+        """Choose the pool with the most of these rows; make one if they are under half of these, and of that pool."""
         is_coded = rows[0].cache.is_coded
         counts = {
             pool: sum(row.cache in pool for row in rows)

@@ -68,7 +68,7 @@ class Writer:
 
 @dataclass(frozen=True, slots=True)
 class SubspaceTraits:
-    """What of a model is to be kept in a subspace.
+    """Parameters of a model that are to be kept in a subspace.
 
     Attributes:
         embedding: the name of the table of tokens' embeddings, [V, D].
@@ -146,7 +146,7 @@ class Subspace:
         return rows.mul_(self._unit).view(*ids.shape, self.hidden_size)
 
     def compress(self, hidden_BTD: Tensor, ids_BT: Tensor) -> Tensor:
-        """What of a hidden state has to travel: float32 [B, T, K]. Gradients go through it."""
+        """Compute the coefficients of hidden states, which are to travel: float32 [B, T, K]. Gradients go through."""
         with torch.autocast(self._device.type, enabled=False):
             sent_BTK: Tensor = (hidden_BTD.float() - self.rows(ids_BT)) @ self.basis_DK
             return sent_BTK
@@ -159,7 +159,7 @@ class Subspace:
 
     @torch.no_grad()
     def outside(self, hidden_BTD: Tensor, ids_BT: Tensor) -> float:
-        """How far hidden states are from what `expand` makes of them again, by their own norm."""
+        """Distance of hidden states from what `expand` makes of them again, as a part of their own norm."""
         again_BTD = self.expand(self.compress(hidden_BTD, ids_BT), ids_BT)
         return float((again_BTD - hidden_BTD).norm() / hidden_BTD.norm().clamp_min(1e-30))
 
@@ -196,12 +196,12 @@ class Subspace:
         return max(1, _MAX_ELEMENTS // self.hidden_size)
 
     def _numbers(self) -> Tensor:
-        """What U is the basis of: int64 [D, K], on the CPU."""
+        """Integers whose columns U is the orthonormal basis of: int64 [D, K], on the CPU."""
         places = torch.arange(self.hidden_size * self.num_dims)
         return _drawn(places, self._basis_seed).view(self.hidden_size, self.num_dims)
 
     def _numbers_of(self, ids: Tensor) -> Tensor:
-        """What rows of T are made of: int64 [number of ids, D]."""
+        """Integers that rows of T are made of: int64 [number of ids, D]."""
         places = ids[:, None] * self.hidden_size + self._columns_D
         return _drawn(places, self._table_seed)
 
@@ -243,7 +243,7 @@ def project_gradients(
 def _confined(
     traits: SubspaceTraits, parameters: Mapping[str, Tensor], stop: int, num_layers: int
 ) -> list[tuple[str, int]]:
-    """Which parameters are kept in the subspace, of layers before `stop` and outside of them; by which dimensions."""
+    """Parameters that are kept in the subspace, of layers before `stop` and outside of them: (name, dimension)."""
     dims: dict[str, list[int]] = {}
     for writer in traits.writers:
         dims.setdefault(writer.pattern, []).append(writer.dim)

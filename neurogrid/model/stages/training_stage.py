@@ -172,7 +172,7 @@ class TrainingStage:
         return frozenset(self._under_way)
 
     def forward(self, number: int, given: Tensor, tokens_BT: Tensor | None = None) -> Tensor:
-        """What the next stage is given of a micro-batch: [B, T, D]; not at the last stage.
+        """Compute a micro-batch's hidden states for the next stage: [B, T, D]; not at the last stage.
 
         Args:
             number: of the micro-batch, for its backward pass.
@@ -242,7 +242,7 @@ class TrainingStage:
 
     @torch.no_grad()
     def infer(self, given: Tensor, tokens_BT: Tensor | None = None) -> Tensor:
-        """What the next stage is given, [B, T, D], or at the last stage logits [B, T, V]; nothing is dropped or kept.
+        """Compute what the next stage is given, [B, T, D], or at the last logits [B, T, V]; nothing is dropped or kept.
 
         Args:
             given, tokens_BT: as for `forward`.
@@ -257,7 +257,7 @@ class TrainingStage:
             self._train(True)
 
     def ends_that_learn(self) -> tuple[frozenset[str], frozenset[str]]:
-        """Which parameters outside the layers have a part in the embedding, and which in the head, of those that learn.
+        """Names of parameters that learn outside the layers: with a part in the embedding, and with a part in the head.
 
         Both are known at the first and at the last stage; elsewhere there are none.
         """
