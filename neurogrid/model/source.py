@@ -16,7 +16,7 @@ __all__ = ["ModelSource"]
 
 @dataclass(frozen=True)
 class ModelSource:
-    """Where the layers of a model come from, and what a worker is told of it.
+    """Source of a model's layers, and the settings that a worker is told with them.
 
     Attributes:
         name: what the model is called.

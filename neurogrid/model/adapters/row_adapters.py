@@ -69,7 +69,7 @@ class RowAdapters:
     def addresses(
         self, layer_id: int, places: Sequence[str | None]
     ) -> ctypes.Array[ctypes.c_void_p] | None:
-        """Where the matrices of each row lie, [places, R] addresses, 0 for none; None where no row has any.
+        """Addresses of the matrices of each row, [places, R], 0 where it has none there; None where no row has any.
 
         Args:
             places: the paths of the linear layers that compiled code multiplies with, in its order.
@@ -90,7 +90,7 @@ class RowAdapters:
         return self._addresses[key]
 
     def _beside(self, layer_id: int, path: str | None) -> list[LowRank | None]:
-        """What each row adds to one linear layer."""
+        """The low-rank matrices that each row's adapter adds to one linear layer; None for a row without."""
         layers = (None if row is None else row.layers.get(layer_id) for row in self._rows)
         return [None if its is None or path is None else its.beside.get(path) for its in layers]
 

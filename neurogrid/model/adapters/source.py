@@ -44,7 +44,7 @@ class AdapterSource:
         return sum(blob.num_bytes for blob in self.blobs.values())
 
     def ids(self, start: int, stop: int) -> bytes:
-        """What a SessionOpen over layers [start, stop) says of it; empty where it has nothing there."""
+        """Blob ids of layers [start, stop) for a SessionOpen, zeros for a layer without a part; empty if all are."""
         ids = [
             self.blobs[layer_id].blob_id() if layer_id in self.blobs else _NONE
             for layer_id in range(start, stop)

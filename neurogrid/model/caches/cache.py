@@ -51,7 +51,7 @@ _MAX_WASTE = 2
 
 
 class Home(Protocol):
-    """Where the key and value states of a session are while they are not in its own cache."""
+    """Storage of a session's key and value states while they are not in its own cache."""
 
     def leave(self, cache: StageCache) -> None:
         """Bring the states back into `cache`."""
@@ -147,7 +147,7 @@ class StageCache(DynamicCache):
         return sum(each.nbytes for each in states if isinstance(each, torch.Tensor)) // length
 
     def state_heads(self, layer_id: int) -> list[tuple[int, int]]:
-        """How many heads the keys and the values of one layer have, and of how many numbers."""
+        """Number and size of the heads of a layer's keys, and of its values; empty where it keeps none."""
         states = [getattr(self.layers[layer_id], name, None) for name in ("keys", "values")]
         return [
             (each.shape[1], each.shape[3])
@@ -334,7 +334,7 @@ class StageCache(DynamicCache):
                 self._lengths[i] = min(length, num_tokens)
 
     def shift(self, position: int) -> int:
-        """What images before it add to the position of a token of text."""
+        """Offset that images before a token of text add to its position."""
         return 0 if self.images is None else self.images.shift(position)
 
     def states(self) -> dict[int, LayerStates]:

@@ -26,7 +26,7 @@ __all__ = ["LayerCall", "PreparedPass", "Recorder", "markers", "same_calls", "sa
 
 @dataclass(frozen=True, slots=True)
 class LayerCall:
-    """How a base model calls a layer, but for the hidden state and the cache.
+    """A base model's call of a layer, without the hidden state and the cache.
 
     Attributes:
         cache_names: the arguments in which it gets the cache: that is not held here, since it holds this.

@@ -1,4 +1,4 @@
-"""Which sessions decode together in one forward pass: those of similar length.
+"""Groups of sessions that decode together in one forward pass: sessions of similar length.
 
 A pure function. Rows of one forward are padded to the longest of them, which costs memory traffic
 and storage; a second forward reads the weights a second time. So rows share a forward as long as the
@@ -57,7 +57,7 @@ def group_rows(
 def _cut(
     lengths: list[int], weight_bytes: int, token_bytes: int, max_rows: int
 ) -> list[tuple[int, int]]:
-    """Where to cut `lengths`, which descend, so that the fewest bytes are read."""
+    """Cut `lengths`, which descend, into ranges [start, stop) so that the fewest bytes are read."""
     if len(lengths) <= max_rows:
         padding = len(lengths) * lengths[0] - sum(lengths)
         if padding * token_bytes <= weight_bytes:

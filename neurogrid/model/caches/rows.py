@@ -303,7 +303,7 @@ class RowPool(DynamicCache):
 
 
 def _places(start: int, stop: int, window: int) -> slice | torch.Tensor:
-    """Where tokens start..stop-1 of a session lie."""
+    """Places of tokens start..stop-1 of a session in its store, which goes around in `window`; not where that is 0."""
     return torch.arange(start, stop) % window if window else slice(start, stop)
 
 

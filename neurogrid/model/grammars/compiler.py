@@ -142,7 +142,7 @@ def _limits() -> Any:
 
 
 def _check_in_child(argument: Mapping[str, str]) -> str:
-    """What is wrong with a grammar; empty if nothing is."""
+    """Fault of a grammar; empty if there is none."""
     matcher = _library().LLMatcher
     is_wrong, told = matcher.validate_grammar_with_warnings(argument["text"], limits=_limits())
     return told_error(told[0]) if is_wrong else ""

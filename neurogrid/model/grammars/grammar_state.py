@@ -1,4 +1,4 @@
-"""Where a sequence is in a grammar: which tokens may come next, given those before.
+"""State of a sequence in a grammar: the tokens that may come next, given those before.
 
 V = vocabulary.
 """
@@ -75,6 +75,6 @@ class GrammarState:
 
 
 def told_error(error: str) -> str:
-    """What the library says is wrong, in one line and without what the grammar looks like."""
+    """Shorten an error of the library to one line, without what the grammar looks like."""
     lines = [line.strip() for line in error.partition("<state>")[0].splitlines()]
     return " ".join(line for line in lines if line)[:300] or "no reason is given"

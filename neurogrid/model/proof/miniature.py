@@ -207,7 +207,7 @@ class _Check:
         return replace(traits, fuses=fused.fuses, same_bits=same_bits)
 
     def _plans(self) -> list[list[int]]:
-        """How many tokens to feed at each step: decoding, chunks and one prefill past all limits."""
+        """Numbers of tokens to feed at the steps of each plan: decoding, chunks, and one prefill past all limits."""
         chunk = max(2, (self._length - 3) // 2)
         return [
             [_PROMPT, *[1] * (self._length - _PROMPT)],
@@ -361,7 +361,7 @@ class _Check:
 
 
 def _cuts(num_layers: int) -> list[tuple[int, ...]]:
-    """Where to cut: one layer at each end alone, and one in the middle."""
+    """Cuts to prove: one layer at each end alone, and one in the middle."""
     if num_layers < 3:
         return [tuple(range(1, num_layers))]
     middle = num_layers // 2

@@ -240,7 +240,7 @@ def _sample(model: Any, config: PreTrainedConfig, tower: ImageTower) -> _Sample:
 
 
 def _generate(model: Any, sample: _Sample) -> tuple[list[int], list[torch.Tensor]]:
-    """What `generate` gives: all tokens, and the logits [V] of each step."""
+    """Run `generate`: return all tokens, and the logits [V] of each step."""
     prompt_BT = torch.tensor([sample.token_ids])
     taken = inspect.signature(model.forward).parameters
     types_BT = torch.zeros_like(prompt_BT)

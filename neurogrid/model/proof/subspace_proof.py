@@ -169,7 +169,7 @@ class _Check:
             self._parameters[name].copy_(value)
 
     def _hidden_states(self) -> list[Tensor]:
-        """What enters each layer, and what leaves the last: [B, T, D] each."""
+        """Hidden states that enter each layer, and those that leave the last: [B, T, D] each."""
         found: list[Tensor] = []
 
         def entering(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -214,7 +214,7 @@ class _Check:
         return loss_of(logits_BTV, self._ids_BT)
 
     def _ways(self) -> list[tuple[tuple[int, ...], bool]]:
-        """Where to cut, and whether graphs are kept: never behind the last layer that is projected."""
+        """Cuts to prove, each with whether graphs are kept: none is behind the last layer that is projected."""
         last = self._num_layers - NUM_FREE_LAYERS
         most = (1, last) if last > 1 else (1,)
         return [((last,), True), (most, True), (most, False)]

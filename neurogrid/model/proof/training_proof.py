@@ -46,7 +46,7 @@ _PAST_LAST_LIMIT = 4
 
 @dataclass(frozen=True, slots=True)
 class TrainingTraits:
-    """What has to be known of a model that is trained in stages.
+    """Traits of a model on which training it in stages depends.
 
     Attributes:
         first, last: parameters outside the layers of which the first stage has a gradient, and those of the last stage,
@@ -194,7 +194,7 @@ def require_equal(
 
 
 def _ways(num_layers: int) -> list[tuple[tuple[int, ...], bool]]:
-    """Where to cut, and whether graphs are kept: in two stages and in three, and what is computed again in as many."""
+    """Cuts to prove, each with whether graphs are kept: two stages with graphs, and up to three with and without."""
     if num_layers < 2:
         return [((), True), ((), False)]
     most = (1, num_layers - 1) if num_layers > 2 else (1,)
