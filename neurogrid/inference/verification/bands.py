@@ -1,4 +1,4 @@
-"""How far two honest computations of the same hidden states may be apart.
+"""Bands: the distance that two honest computations of the same hidden states may have.
 
 Of each token's row the difference is taken as a part of the row: the norm of one by the norm of the other. Two honest
 workers differ by rounding: processors, kernels, and how many rows a product has decide in which order sums are made.
@@ -58,7 +58,7 @@ def band(
 
 
 def row_differences(seen_BTD: torch.Tensor, right_BTD: torch.Tensor) -> torch.Tensor:
-    """How far each row of [1, T, D] is from that of another, as a part of the latter; [T], float64."""
+    """Distance of each row of [1, T, D] from that of another, as a part of the latter; [T], float64."""
     right_TD = right_BTD[0].double()
     distance_T = (seen_BTD[0].double() - right_TD).norm(dim=-1)
     length_T = right_TD.norm(dim=-1).clamp_min(torch.finfo(torch.float32).tiny)

@@ -29,7 +29,7 @@ class OwnLayers(ABC):
     async def compute(
         self, layers: range, hidden_BTD: torch.Tensor, adapter: AdapterSource | None
     ) -> torch.Tensor:
-        """What leaves these layers for a session of [1, T, D], and has an adapter or none; [1, T, D].
+        """Compute these layers for a session of [1, T, D], with its adapter or none; [1, T, D].
 
         Raises:
             NoRouteError: it cannot be computed here; says why.
@@ -44,7 +44,7 @@ async def compute_on(
     max_piece: int | None,
     adapter: AdapterSource | None,
 ) -> torch.Tensor:
-    """What a stage makes of a session of [1, T, D] from its first token on; [1, T, D].
+    """Have a stage compute a session of [1, T, D] from its first token on; [1, T, D].
 
     Args:
         max_piece: tokens that it takes at once; None where they cannot be cut.

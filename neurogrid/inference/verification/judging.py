@@ -1,4 +1,4 @@
-"""Who is wrong where two computed the same layers and differ. Pure: what was found goes in, a name or a need comes out.
+"""Verdict on workers that computed the same layers and differ. Pure: findings go in, a verdict or a need comes out.
 
 The coordinator has the model, so that its own computation is the authority: another worker that agrees clears a record
 at little cost, and one that differs only makes the coordinator compute itself. So no majority is asked, and a worker
@@ -21,7 +21,7 @@ OWN = ""
 
 
 class Need(Enum):
-    """What has to be known before there is a verdict."""
+    """Computation that is needed before there is a verdict."""
 
     OWN = "the coordinator's own computation"
     AGAIN = "each worker's computation, by itself"
@@ -29,11 +29,11 @@ class Need(Enum):
 
 @dataclass(frozen=True)
 class OwnFindings:
-    """What the coordinator's own computation says.
+    """Findings of the coordinator's own computation.
 
     Attributes:
-        is_right: of what was recorded.
-        verifiers: of what each verifier computed, up to the first that is wrong; None where that cannot be said.
+        is_right: whether what was recorded is right.
+        verifiers: the same of what each verifier computed, up to the first that is wrong; None where it cannot be said.
     """
 
     is_right: bool
@@ -42,7 +42,7 @@ class OwnFindings:
 
 @dataclass(frozen=True)
 class Findings:
-    """What is known of one record.
+    """Findings about one record.
 
     Attributes:
         stages: peer ids of the workers that it went through, in order.
@@ -62,7 +62,7 @@ class Findings:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What came of a record.
+    """Verdict on a record.
 
     Attributes:
         wrong: peer ids of the workers that computed wrong: those of the record, or a verifier.

@@ -1,4 +1,4 @@
-"""What went into the stages of a session, and what came out: kept on the coordinator for sessions that are verified.
+"""Records of sessions that are verified: what went into their stages, and what came out; kept on the coordinator.
 
 Nothing is asked of anybody for it. A chain of stages is given its input here and answers here, so that both are at
 hand; nothing that a worker sees is different. What passes between the workers of a chain is not known.
@@ -78,7 +78,7 @@ class _Step:
 
 
 class SegmentRecord:
-    """What stages that follow each other were given, and what they gave, from the first token of a session on.
+    """Record of what consecutive stages were given, and what they gave, from the first token of a session on.
 
     Attributes:
         stages: in order; one, or a chain.
@@ -115,7 +115,7 @@ class SegmentRecord:
         return partial(_came, step)
 
     def cut(self, position: int) -> None:
-        """What follows begins at `position`: forget what was there from it on."""
+        """Forget what was there from `position` on: the next step begins there."""
         while self._steps and self._steps[-1].stop > position:
             last = self._steps.pop()
             self._room.give_back(last.num_bytes)
@@ -146,7 +146,7 @@ class SegmentRecord:
         return found
 
     def rows(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """What went in and what came out, [1, T, D] each, of the steps of `bounds`, of which there is one at least."""
+        """Inputs and outputs, [1, T, D] each, of the steps of `bounds`, of which there is one at least."""
         steps = self._steps[: len(self.bounds())]
         outputs = [step.outputs for step in steps if step.outputs is not None]
         return torch.cat([step.inputs for step in steps], 1), torch.cat(outputs, 1)

@@ -1,4 +1,4 @@
-"""Which sessions are verified, and which workers are suspects. Pure: chance is given.
+"""Choice of the sessions that are verified, and the suspects among workers. Pure: chance is given.
 
 A session is drawn with the share that was asked for. While there are suspects every session is, and goes to them and
 from them by way of the coordinator (`Routing.distrusted`), so that what each of them was given and gave is known: a
@@ -30,7 +30,7 @@ class _Suspect:
 
 
 class Suspicion:
-    """What one coordinator thinks of its workers.
+    """Suspects of one coordinator, and the drawing of sessions that are verified.
 
     Args:
         share: of sessions that are verified, 0 to 1.

@@ -296,7 +296,7 @@ class Verification:
         hidden_BTD: torch.Tensor,
         adapter: AdapterSource | None,
     ) -> torch.Tensor:
-        """What a member makes of [1, T, D] in the layers of a stage; [1, T, D].
+        """Have a member compute [1, T, D] in the layers of a stage; [1, T, D].
 
         Raises:
             NoRouteError: it failed, or has no room for it.
@@ -322,7 +322,7 @@ class Verification:
         adapter: AdapterSource | None,
         stack: AsyncExitStack,
     ) -> torch.Tensor:
-        """What the layers of a stage make of [1, T, D], computed here; as it would have travelled."""
+        """Compute the layers of a stage here, on [1, T, D]; input and result as they would have travelled."""
         if self._own is None:
             self._own = await stack.enter_async_context(self._open_own())
         layers = range(item.stage.start, item.stage.stop)
@@ -364,7 +364,7 @@ class _Work:
         self._right: list[tuple[torch.Tensor, torch.Tensor]] = []
 
     async def verdict(self) -> tuple[Verdict, frozenset[int]]:
-        """What comes of it, and the rows of the record that are wrong."""
+        """Judge the record; return the verdict, and the rows of the record that are wrong."""
         stages = self._segment.stages
         await self._compute_again()
         computed_BTD = self._others[-1][1]
@@ -384,7 +384,7 @@ class _Work:
         return outcome, rows
 
     def said_of(self, peer_id: str, num_differing: int, num_steps: int) -> str:
-        """What is wrong with a worker, in words that go on from its name."""
+        """Fault of a worker, in words that go on from its name."""
         item = next((s for s in self._segment.stages if s.peer_id == peer_id), None)
         if item is None:
             return "computed wrong where it was to verify another"
@@ -474,12 +474,12 @@ class Recording:
         return self._verification.has_record(session_id)
 
     def opened(self, pipeline: PipelineSession, prior: Prior | None) -> None:
-        """It has a session, the first or in place of one that a worker failed."""
+        """Begin the record of a session of the generation: its first, or one in place of one that a worker failed."""
         self.ended(is_kept=False)
         self._record = self._verification.new_record(pipeline, prior, self._adapter)
 
     def ended(self, *, is_kept: bool) -> None:
-        """It has none any more; `is_kept`: because it is over, and another may go on from it."""
+        """Hand in the record of the session, if there is one; `is_kept`: it is over, and another may go on from it."""
         record, self._record = self._record, None
         if record is not None:
             self._verification.hand_in(record, is_kept=is_kept)
