@@ -20,7 +20,7 @@ class Progress(FleetProgress):
         """Somebody wants tokens. Numbers count the generations of one coordinator."""
 
     def generation_opened(self, number: int) -> None:
-        """There is room for it."""
+        """A generation has been given room."""
 
     def token_generated(self, number: int) -> None:
         """One more token of a generation is there."""
@@ -29,7 +29,7 @@ class Progress(FleetProgress):
         """A pass of a generation had proposed tokens in it, of which so many were accepted."""
 
     def speculation_settled(self, how: str) -> None:
-        """What tokens are proposed by, or why none are, in words."""
+        """The means of proposing tokens is settled: `how` names it, or says why there is none."""
 
     def step_failed(self, number: int, error: NoRouteError) -> None:
         """A worker failed a step of a generation; whether others take over is told later."""

@@ -45,10 +45,10 @@ class GenerationStatus:
 
 @dataclass(frozen=True)
 class VerificationStatus:
-    """What was computed again of the steps of this cluster's generations, since it began.
+    """Result of verification since the cluster began: steps that were computed again, and workers that were wrong.
 
     Attributes:
-        num_steps: that were.
+        num_steps: that were computed again.
         num_differing: of those, the ones that were wrong.
         num_unverified: steps that were to be computed again, and could not be.
         wrong: peer ids of the workers that were found wrong, and are excluded.

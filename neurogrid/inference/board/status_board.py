@@ -47,7 +47,7 @@ class StatusBoard(FleetBoard, Progress):
 
     @property
     def verification(self) -> VerificationStatus:
-        """What was computed again."""
+        """Result of verification so far."""
         return self._verified
 
     def steps_verified(self, num_steps: int, num_differing: int) -> None:

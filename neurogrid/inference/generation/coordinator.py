@@ -134,7 +134,7 @@ class Coordinator(TextGeneration):
 
     @property
     def why_not_ready(self) -> str | None:
-        """Which layers no worker is ready for; None where a token could be generated now."""
+        """Layers that no worker is ready for, in words; None where a token could be generated now."""
         return self.selector.why_not_ready
 
     def status(self) -> ClusterStatus:

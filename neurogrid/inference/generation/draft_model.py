@@ -99,7 +99,7 @@ class DraftModel:
 
 
 class Draft:
-    """What a draft model writes for one generation. Close it at the end. Made by `DraftModel.draft`."""
+    """Draft of one generation, written by a draft model. Close it at the end. Made by `DraftModel.draft`."""
 
     def __init__(self, draft_model: DraftModel, pace: DraftPace) -> None:
         self._draft_model = draft_model

@@ -177,7 +177,7 @@ class LoadedModel(ModelSource):
 
     @cached_property
     def grammars(self) -> GrammarCompiler:
-        """What compiles grammars for this model's tokens.
+        """Compiler of grammars for this model's tokens.
 
         Raises:
             CheckpointError: the model directory has no tokenizer.
@@ -188,10 +188,10 @@ class LoadedModel(ModelSource):
 
     @cached_property
     def pooling(self) -> Pooling:
-        """How its hidden states become an embedding.
+        """Pooling of the model's hidden states to an embedding.
 
         Raises:
-            UnsupportedModelError: they cannot here; says why.
+            UnsupportedModelError: they cannot be pooled here; says why.
         """
         return read_pooling(self.checkpoint.path, self.checkpoint.config)
 
@@ -215,7 +215,7 @@ class LoadedModel(ModelSource):
 
     @property
     def why_no_speculation(self) -> str | None:
-        """Why no tokens can be proposed to its sessions; None where they can."""
+        """Reason that no tokens can be proposed to the model's sessions; None where they can."""
         if not self.traits.takes_chunks:
             return "this model takes no several tokens at once once a session has begun"
         if not self.ends.can_go_back:
@@ -256,12 +256,12 @@ class LoadedModel(ModelSource):
 
     @cached_property
     def _decoded_bytes(self) -> int:
-        """What a layer that knows of no codes gets of a session: all of its own keys and values, in their dtype."""
+        """Bytes of all keys and values of a session in one layer, the largest, decoded where it knows of no codes."""
         plain = layer_cost(self.config, self.dtype)
         return max(cost.cache_bytes(self.max_seq_len) for cost in plain)
 
     def _workspace_bytes(self) -> int:
-        """What a stage needs for a moment: for the largest piece of a prompt, and the last of a long one."""
+        """Bytes that a stage needs for a moment: for the largest piece of a prompt, and the last of a long one."""
         longest, whole = self.max_seq_len, self.max_seq_len
         if self.max_piece is not None:
             whole = min(longest, self.max_piece)
@@ -308,7 +308,7 @@ class LoadedModel(ModelSource):
 
 
 def _open_sight(checkpoint: Checkpoint, proof: Proof, ends: Ends) -> tuple[Sight | None, str]:
-    """What takes images of a model that does; or why it is served without."""
+    """Open the sight of a model that takes images; else None, and why it is served without."""
     config = checkpoint.image_config
     if config is None:
         return None, "the model is one of text"

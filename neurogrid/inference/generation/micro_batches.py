@@ -76,7 +76,7 @@ class _MicroBatch:
 
     @property
     def leaves_at(self) -> float:
-        """When it leaves if nothing else happens; infinite if something has to."""
+        """Time at which the micro-batch leaves if nothing else happens; -inf for at once, inf if something has to."""
         if not self.num_in[_Place.HERE] or self.num_in[_Place.AWAY] or self.num_in[_Place.BACK]:
             return math.inf
         return self.changed_at + PATIENCE if self.num_awaited else -math.inf
@@ -162,7 +162,7 @@ class MicroBatches:
 
     @property
     def leaves_at(self) -> float:
-        """When the next micro-batch leaves, if nothing else happens; infinite if something has to."""
+        """Time at which the next micro-batch leaves if nothing else happens; inf if something has to happen."""
         times = (batch.leaves_at for group in self._groups.values() for batch in group)
         return min(times, default=math.inf)
 

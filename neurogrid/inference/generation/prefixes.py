@@ -37,7 +37,7 @@ def reusable(
     shortest_cut: Callable[[int], int],
     replays: bool,
 ) -> int:
-    """How many of the tokens `computed`, which are in a session's caches, `wanted` can begin with; 0 for none.
+    """Number of the tokens `computed`, which are in a session's caches, that `wanted` can begin with; 0 for none.
 
     One token at least of `wanted` is left: what it gives is asked for.
 

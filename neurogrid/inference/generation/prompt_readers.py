@@ -1,4 +1,4 @@
-"""What is made of a whole prompt besides the next token: an embedding, or how likely its own tokens are.
+"""Readers of a prompt: for its embedding, or for the log probabilities of its own tokens.
 
 A reader is shown what leaves the last layer, some tokens at a time, and keeps what it needs: never all hidden states of
 a long prompt, and never a vocabulary for each of its tokens.

@@ -1,4 +1,4 @@
-"""How tokens are to be chosen, checked: without torch, so that a mistake is told before anything is loaded."""
+"""Sampling parameters, checked without torch, so that a mistake is told before anything is loaded."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MAX_STOP_TOKENS = 1024
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How tokens are chosen. Checked when made: ConfigurationError names the flag and its bounds.
+    """Sampling parameters. Checked when made: ConfigurationError names the flag and its bounds.
 
     Attributes:
         temperature: 0 is greedy, which leaves top_k, top_p, min_p and seed without effect; at most 100.

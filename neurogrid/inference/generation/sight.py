@@ -1,4 +1,4 @@
-"""How a coordinator sees: images of a prompt to embeddings, once for each image that comes again.
+"""Sight of a coordinator: the embeddings of a prompt's images, made once for an image that comes again.
 
 The tower is here, as the ends are, and the layers are on the workers, which get hidden states as of any prompt. One
 prompt's images go through it at a time, in a thread of their own: they hold up tokens of others by the cores alone that
@@ -58,13 +58,13 @@ class SeenImages:
 
     @property
     def told(self) -> bytes:
-        """What a SessionOpen says of where they are; empty where layers need not know."""
+        """Spans of the images, encoded as in a SessionOpen; empty where layers need not know of them."""
         if self.places.way is ImageWay.AS_TEXT:
             return b""
         return encode_image_spans(self.places.spans)
 
     def between(self, start: int, stop: int) -> list[tuple[int, torch.Tensor]]:
-        """What stands among tokens [start, stop): where it begins among these, and [T, D]."""
+        """Pieces of embeddings, [T, D], among tokens [start, stop), each with where it begins among these."""
         found = []
         for span, each in zip(self.places.spans, self.embeddings, strict=True):
             first, last = max(span.start, start), min(span.stop, stop)
@@ -106,10 +106,10 @@ class Sight:
         self._kept: OrderedDict[bytes, torch.Tensor] = OrderedDict()
 
     async def see(self, images: ImageInputs) -> SeenImages:
-        """What stands in the place of each image.
+        """Return the embeddings that stand in the place of each image, computed or kept.
 
         Raises:
-            ModelError: the tower does not give that for these.
+            ModelError: the tower gives none for these images.
         """
         places = ImagePlaces(images.spans, self._way)
         async with self._turn:

@@ -1,4 +1,4 @@
-"""What sessions had that the disks of workers have now: for generations that begin with the same tokens.
+"""Prefixes that sessions had and that workers have on disk: for generations that begin with the same tokens.
 
 The index of one coordinator, pure: who asks the workers, and when, is elsewhere. It is a hint. A worker may have
 dropped what is in it; then the tokens are computed.
@@ -88,7 +88,7 @@ class StoredPrefixes:
         )
 
     def add(self, prefix: StoredPrefix) -> None:
-        """It is on all disks."""
+        """Add a prefix that is on all disks."""
         self._stored.append(prefix)
         del self._stored[:-MAX_STORED]
 

@@ -166,7 +166,7 @@ class TokenSession:
 
     @property
     def why_no_proposals(self) -> str | None:
-        """Why tokens cannot be proposed to it as it is open now; None where they can, or it is not open."""
+        """Reason that tokens cannot be proposed to the session as it is open now; None where they can, or it is not."""
         pipeline, selection = self._pipeline, self._selection
         if pipeline is None or selection is None:
             return None
@@ -307,7 +307,7 @@ class TokenSession:
         return True
 
     def _stored_beginning(self) -> tuple[StoredPrefix, int] | None:
-        """What is on the disks of the workers that this session can begin with, and how many tokens of it."""
+        """Choose a prefix on the workers' disks to begin with, and how many tokens of it; None for none."""
         is_first = not (self._num_done or self._is_cut)
         if not is_first or self._beginning.is_alone or self._recording is not None:
             return None

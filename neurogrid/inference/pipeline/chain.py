@@ -279,7 +279,7 @@ class Chain:
         )
 
     async def _probe(self, item: PipelineStage) -> NeuroGridError | None:
-        """Why a worker does not answer; None if it does."""
+        """Probe a worker: return the error if it does not answer, None if it does."""
         try:
             await item.worker.held_layers(timeout=PROBE_TIMEOUT)
         except (TransportError, RemoteProtocolError) as exc:

@@ -60,7 +60,7 @@ def max_piece(row_bytes: int) -> int:
 
 
 def chunk_lengths(num_tokens: int, num_stages: int, *, max_tokens: int) -> list[int]:
-    """How many tokens of a prompt go into each of its chunks, at most `max_tokens`.
+    """Numbers of tokens in the chunks of a prompt, at most `max_tokens` each.
 
     One stage gets all at once, if it can; else they are no larger than for several, since the mask that each but the
     first needs grows with their size.

@@ -14,6 +14,6 @@ __all__ = ["remote_worker"]
 def remote_worker(
     protocol: Exchange, peer_id: str, version: str, *, timeouts: Timeouts
 ) -> RemoteWorker:
-    """How a coordinator speaks to a worker; `version` is the protocol id of their stream."""
+    """Make the remote worker that a coordinator speaks to; `version` is the protocol id of their stream."""
     kind = RemoteWorkerV10 if version == PROTOCOL_V10 else RemoteWorkerV11
     return kind(protocol, peer_id, timeouts)

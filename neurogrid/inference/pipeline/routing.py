@@ -1,4 +1,4 @@
-"""Which way sessions go through the stages: in chains where workers reach each other, through here where not.
+"""Routing of sessions through the stages: in chains where workers reach each other, by the coordinator where not.
 
 A link that cannot be made, or breaks again and again, is relayed by the coordinator for a while, which is said aloud,
 and then tried again.

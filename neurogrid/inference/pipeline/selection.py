@@ -1,4 +1,4 @@
-"""Which members a session goes through: ready ones, in the order of their stages, the least busy of each.
+"""Selection of a session's members: ready ones, in the order of their stages, the least busy of each.
 
 One that is lost, wants to go or is slow is bypassed where another holds the same layers (a replica). Nothing here is
 sent to anybody.
@@ -73,7 +73,7 @@ class Selector:
 
     @property
     def why_not_ready(self) -> str | None:
-        """Which layers no member is ready for at this moment, and why; None where a session can be opened."""
+        """Layers that no member is ready for at this moment, and why, in words; None where a session can be opened."""
         if self._find_selection(()) is not None:
             return None
         holes = [name_range(range(stage.start, stage.stop)) for stage in self._roster.holes()]

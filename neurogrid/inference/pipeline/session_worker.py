@@ -47,7 +47,7 @@ class Opened:
 
 @dataclass(frozen=True, slots=True)
 class Reached:
-    """How far a session is on a worker.
+    """Progress of a session on a worker.
 
     Attributes:
         length: tokens that it has taken; 0 where that is not told.
@@ -107,4 +107,4 @@ class SessionWorker(RemoteWorker):
 
     @abstractmethod
     async def session_reached(self, session_id: int) -> Reached:
-        """How far it is with a session, told at any time."""
+        """Ask the worker for its progress with a session, which it tells at any time."""

@@ -260,7 +260,7 @@ class SlowWatch:
 async def _reached(
     session_id: int, item: PipelineStage, timeout: float = ANSWER_TIMEOUT
 ) -> Reached | None:
-    """How far a stage is with a session, nowhere if it does not tell; None if it says nothing at all."""
+    """Ask a stage for its progress with a session; `Reached()` if it does not tell, None if it does not answer."""
     try:
         with trio.fail_after(timeout):
             return await item.worker.session_reached(session_id)

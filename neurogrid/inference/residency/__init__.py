@@ -1,4 +1,4 @@
-"""Which of several models are open: pure decisions, from what is asked of each.
+"""Residency of several models: pure decisions on which are open, from what is asked of each.
 
 No clock, no socket, no torch: times are given.
 """

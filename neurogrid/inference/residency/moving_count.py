@@ -24,7 +24,7 @@ class MovingCount:
         self._at = now
 
     def value(self, now: float) -> float:
-        """What it comes to at this moment."""
+        """Value of the sum at this moment."""
         if not self._value:
             return 0.0
         return self._value * 2 ** ((self._at - now) / self._half_life)

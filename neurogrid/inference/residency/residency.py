@@ -1,4 +1,4 @@
-"""Which of several models are open, and which gives way: a machine that is told what happens, and says what to do.
+"""Residency of several models: a machine that is told what happens, and says which to open, and which gives way.
 
 A model is opened when it was named at the start, or when somebody asks for it. Where there is no room for it, one that
 nobody asked for lately gives way: of those that nobody uses at the moment, the one that was used the longest ago. If
@@ -29,7 +29,7 @@ _SETTLING_STEP: Final = 1.0  # seconds
 
 
 class ModelState(StrEnum):
-    """Where a model is."""
+    """State of a model."""
 
     IDLE = "idle"
     """It holds nothing on any worker, and is opened when somebody asks for it."""
@@ -107,7 +107,7 @@ class Residency:
     # ------------------------------------------------------------------ what happens
 
     def add(self, name: str, now: float, *, is_wanted: bool) -> None:
-        """There is a model more.
+        """Add a model.
 
         Args:
             is_wanted: it is to be opened though nobody asks.
@@ -193,7 +193,7 @@ class Residency:
     # ------------------------------------------------------------------ what to do
 
     def next(self, now: float) -> list[Action]:
-        """What to do at this moment. Each is taken to be begun when this returns."""
+        """Decide what to do at this moment. Each action is taken to be begun when this returns."""
         actions: list[Action] = []
         for name, model in self._models.items():
             if model.is_leaving and model.state is ModelState.READY:
@@ -214,7 +214,7 @@ class Residency:
         return actions
 
     def wake_at(self, now: float) -> float:
-        """When `next` may say something else though nothing happened."""
+        """Time at which `next` may say something else though nothing happened; inf for never."""
         times = [model.retry_at for model in self._models.values() if model.num_waiting]
         if any(m.lacks_room and m.num_waiting for m in self._models.values()):
             times += [
@@ -230,15 +230,15 @@ class Residency:
         return tuple(name for name, model in self._models.items() if not model.is_leaving)
 
     def state(self, name: str) -> ModelState:
-        """Where a model is."""
+        """State of a model."""
         return self._models[name].state
 
     def reason(self, name: str) -> str:
-        """Why it is there, in words; empty where there is nothing to say."""
+        """Reason for a model's state, in words; empty where there is nothing to say."""
         return self._models[name].reason
 
     def since(self, name: str) -> float:
-        """When it came there."""
+        """Time at which a model came into its state."""
         return self._models[name].since
 
     def is_settled(self, name: str) -> bool:

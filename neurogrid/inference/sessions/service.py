@@ -473,7 +473,7 @@ def _open_already(opened: SessionOpen) -> RequestRefusedError:
 
 
 def _images(opened: SessionOpen, model: HeldModel) -> ImagePlaces | None:
-    """Where the images of a session are, if its peer says and the layers make something of that."""
+    """Places of a session's images, if its peer says and the layers make something of that; else None."""
     way = model.stage.image_way
     if not opened.images or way is ImageWay.AS_TEXT:
         return None

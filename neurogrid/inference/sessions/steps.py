@@ -89,7 +89,7 @@ class Step:
 
 
 class Turns:
-    """Whose turn it is: of the coordinators that have something to run, the one whose last turn is the longest ago."""
+    """Turns of coordinators: the next is for the one whose last turn is the longest ago, of those with steps to run."""
 
     def __init__(self) -> None:
         # The longest ago first, with whether its turn was a prefill's: then it is that of those that decode.
@@ -120,7 +120,7 @@ class Turns:
 
     @staticmethod
     def seconds_until_next(waiting: Sequence[Step], *, now: float) -> float:
-        """How long nothing of what waits is to run, if nothing more comes."""
+        """Seconds until something of what waits is to run, if nothing more comes; inf for never."""
         by_owner = _by_owner(waiting).values()
         return min((seconds_until_next(its, now=now) for its in by_owner), default=math.inf)
 
@@ -152,7 +152,7 @@ def next_steps(waiting: Sequence[Step], *, after_prefill: bool, now: float) -> l
 
 
 def seconds_until_next(waiting: Sequence[Step], *, now: float) -> float:
-    """How long nothing of what one coordinator has waiting is to run, if nothing more comes."""
+    """Seconds until something of what one coordinator has waiting is to run, if nothing more comes; inf for never."""
     if next_steps(waiting, after_prefill=False, now=now):
         return 0.0
     return min((step.waits_since + BATCH_TIMEOUT - now for step in waiting), default=math.inf)

@@ -1,4 +1,4 @@
-"""How likely the next proposed tokens are to be accepted, as far as was seen, and how many of them pay.
+"""Probability that the next proposed tokens are accepted, by what was seen, and how many of them pay.
 
 A pure machine: no clock, no torch. Each token that comes is evidence, be it proposed or not: what would have been
 proposed in its place is known all the same. So nothing is tried out at the cost of a reader, and text that repeats
@@ -32,7 +32,7 @@ _SMOOTHING: Final = 1 / 8
 
 
 class Acceptance:
-    """How often what was expected came, by how many tokens had come as expected before it."""
+    """Rates at which expected tokens came, by how many tokens had come as expected before them."""
 
     def __init__(self) -> None:
         self._hits = [_WEIGHT * rate for rate in _BEFORE]
@@ -45,13 +45,13 @@ class Acceptance:
         self._seen[at] = self._seen[at] * _KEPT + 1.0
 
     def rate(self, num_matched: int) -> float:
-        """How likely an expected token is to come after so many that matched, 1 or more."""
+        """Probability that an expected token comes after so many that matched, 1 or more."""
         at = _class_of(num_matched)
         return self._hits[at] / self._seen[at]
 
 
 class PassCosts:
-    """What a pass of several tokens takes beside one of one token. Times are given."""
+    """Costs of a pass of several tokens, and of drafting, relative to a pass of one. Times are given."""
 
     def __init__(self) -> None:
         self._one: float | None = None
@@ -60,7 +60,7 @@ class PassCosts:
 
     @property
     def draft(self) -> float | None:
-        """What a draft model takes for a token, as a part of a pass of one; None before both were measured."""
+        """Price of a token of the draft model, as a part of a pass of one; None before both were measured."""
         return None if self._one is None or self._draft is None else self._draft / self._one
 
     @property
@@ -88,7 +88,7 @@ class PassCosts:
 
 
 def length_that_pays(rates: Sequence[float], price: float, *, least_gain: float) -> int:
-    """How many tokens to propose: as many as give the most tokens for the price of their pass; 0 where none pay.
+    """Number of tokens to propose: that which gives the most tokens for the price of their pass; 0 where none pay.
 
     Args:
         rates: how likely each proposed token is to be accepted, if those before it were.

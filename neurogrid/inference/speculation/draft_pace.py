@@ -1,4 +1,4 @@
-"""How long a draft is to be: token by token, by how sure the draft model is, and by what came of that before.
+"""Length of a draft: decided token by token, by how sure the draft model is, and by what came of that before.
 
 A pure machine: no clock, no torch. What was drafted and not proposed is evidence, too: whether it came is seen.
 """
@@ -51,13 +51,13 @@ class DraftPace:
 
     @property
     def price(self) -> float:
-        """What each drafted token costs, in the draft model and in the pass, as a part of a pass of one token."""
+        """Price of each drafted token, in the draft model and in the pass, as a part of a pass of one token."""
         draft = self._costs.draft
         return self._costs.row + (_USUAL_DRAFT if draft is None else draft)
 
     @property
     def worth(self) -> float:
-        """What came of drafts of late, as tokens for the price of a pass of one; 1 while none are written."""
+        """Worth of drafts of late: tokens for the price of a pass of one; 1 while none are written."""
         return 1.0 if self._rest else self._worth
 
     def begins(self, most: int, *, least_gain: float) -> bool:

@@ -101,7 +101,7 @@ class PromptLookup:
                 return
 
     def _matching(self, place: int) -> int:
-        """How many of the last tokens stand before a place, too."""
+        """Number of the last tokens that stand before `place`, too."""
         tokens, length = self._tokens, 0
         while (
             length < min(place, _MAX_MATCHED)

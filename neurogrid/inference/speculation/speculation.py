@@ -1,4 +1,4 @@
-"""What a coordinator speculates with, and the proposals for one generation.
+"""Speculation of a coordinator, and the proposals for one generation.
 
 A proposal changes no token: the model chooses each, from the logits that it would have had. It pays where tokens are
 right often enough for what it takes to look at several at once; how many that are is decided anew before each pass.
@@ -36,11 +36,11 @@ _LONG_PROMPT: Final = 2048
 
 
 class Draft(Protocol):
-    """What a draft model writes for one generation."""
+    """Draft of one generation: the tokens that a draft model writes for it."""
 
     @property
     def worth(self) -> float:
-        """What came of it of late, as tokens for the price of a pass of one; 1 while it writes none."""
+        """Worth of the draft of late: tokens for the price of a pass of one; 1 while it writes none."""
 
     def came(self, token_id: int) -> None:
         """A token was chosen, proposed or not."""
@@ -74,7 +74,7 @@ class Speculation:
 
     @asynccontextmanager
     async def proposer(self, token_ids: Sequence[int]) -> AsyncIterator[Proposer]:
-        """What proposes the tokens of one generation, whose prompt this is, until the block is left."""
+        """Yield the proposer for one generation, whose prompt is `token_ids`; its draft is closed with the block."""
         if len(token_ids) < _LONG_PROMPT:
             lookup = PromptLookup(token_ids)
         else:
