@@ -1,4 +1,4 @@
-"""Which elements: how tensors are one vector, who reduces which part of it, and which part a round is about.
+"""Parts of a vector: tensors as one vector, the part that each member reduces, and the part that a round is about.
 
 All of it is integers, and the same on every machine (`protocol_spec/training/forms.md`). A span is [start, stop).
 """
@@ -43,7 +43,7 @@ MAX_PARTS: Final = 65_536
 
 
 def split(num_elements: int, bandwidths: Sequence[int], block: int) -> list[Span]:
-    """Which part of a vector each member reduces: contiguous, in the order of the members, some of them empty.
+    """Divide a vector into the parts that members reduce: contiguous, in the order of the members, some of them empty.
 
     A member that reduces the share p sends its other elements to those that reduce them, and its mean to all n - 1
     others: of N elements N (1 + (n - 2) p) in each direction. Parts are such that all of those that reduce take the
@@ -97,7 +97,7 @@ class Layout:
 
     @cached_property
     def spans(self) -> tuple[Span, ...]:
-        """Where each tensor stands in the vector."""
+        """The span of each tensor in the vector."""
         spans, start = [], 0
         for shape in self.shapes:
             stop = start + math.prod(shape)
@@ -156,7 +156,7 @@ class Layout:
 
 
 class Turns(ABC):
-    """Which part of the vector a round is about. Rounds count from 0, and after `num_turns` it begins again.
+    """Parts of the vector that rounds are about, in turn. Rounds count from 0; after `num_turns` the parts come again.
 
     Attributes:
         name: what `parse_turns` takes.
@@ -168,7 +168,7 @@ class Turns(ABC):
 
     @abstractmethod
     def spans(self, round_number: int) -> tuple[Span, ...]:
-        """Ascending, none of them empty, none touching another; none at all where a turn has no elements."""
+        """Spans of the part, ascending, none empty, none touching another; none at all where a turn has no elements."""
 
     def num_elements(self, round_number: int) -> int:
         """Elements of the part."""

@@ -1,4 +1,4 @@
-"""What every aggregator can do, and what it refuses of the rows that it is given."""
+"""The interface of aggregators, and checks of rows, weights and results."""
 
 from __future__ import annotations
 

@@ -105,7 +105,7 @@ class DistanceAggregator(Aggregator):
 
     @abstractmethod
     def _weights(self, squares: Doubles, weights: Doubles) -> Doubles:
-        """Of members that all have a weight; not normalised."""
+        """Weights in the mean, of members that all have a weight of their own; not normalised."""
 
 
 class MultiKrum(DistanceAggregator):
@@ -131,7 +131,7 @@ class MultiKrum(DistanceAggregator):
         return max(1, num_members - faulty - 2)
 
     def num_chosen(self, num_members: int) -> int:
-        """How many are averaged."""
+        """Number of members that are averaged."""
         return self.num_neighbours(num_members)
 
     def _weights(self, squares: Doubles, weights: Doubles) -> Doubles:

@@ -71,7 +71,7 @@ class TrimmedMean(_ByOrder):
         self.name = f"trimmed_mean:{share!r}"
 
     def num_trimmed(self, num_rows: int) -> int:
-        """How many are left out at each side; below half of the rows."""
+        """Number of values that are left out at each side; below half of the rows."""
         return int(self.share * num_rows)
 
     def _combine(self, ascending_nT: list[torch.Tensor], out: torch.Tensor) -> None:

@@ -1,4 +1,4 @@
-"""What every form of a vector on the wire can do, and the checks that all of them need.
+"""The interface of codecs, the forms of a vector on the wire, and the checks that all of them need.
 
 A vector is worked on in tiles that a core's cache holds: what the steps of a form leave behind is never as large as
 the vector, and is read while it is near. Tiles end where blocks do, so they do not show in the bytes.
@@ -76,7 +76,7 @@ class Codec(ABC):
     def decode(
         self, data: Data, num_elements: int, *, out: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """What stands in `data`, float32 [num_elements], all of it finite.
+        """Decode `data` into a vector, float32 [num_elements], all of it finite.
 
         Args:
             data: `num_bytes(num_elements)` bytes. Nothing refers to them afterwards.
@@ -108,7 +108,7 @@ class Codec(ABC):
         return out
 
     def _memory_for(self, values: torch.Tensor) -> Bytes:
-        """Where the bytes of `values` are written to."""
+        """Memory that the bytes of `values` are written to."""
         return np.empty(self.num_bytes(len(values)), np.uint8)
 
     @abstractmethod

@@ -14,7 +14,7 @@ __all__ = ["ErrorFeedback"]
 
 
 class ErrorFeedback:
-    """What one member lost of one vector, or of one of the parts that are averaged in turn.
+    """The error of one member's encodings of a vector, or of one of the parts that are averaged in turn.
 
     Holds the vector twice between `encode` and `commit`, else once.
 
@@ -34,7 +34,7 @@ class ErrorFeedback:
 
     @property
     def state(self) -> torch.Tensor:
-        """What was lost up to the last commit, float32 [n]: for a checkpoint."""
+        """The error up to the last commit, float32 [n]: for a checkpoint."""
         return self._state
 
     def encode(self, values: torch.Tensor, start: int = 0) -> memoryview:

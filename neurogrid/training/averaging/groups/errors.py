@@ -1,4 +1,4 @@
-"""What can go wrong for a member of a group, as its owner is told."""
+"""Errors of a group, as the owner of a member gets them."""
 
 from __future__ import annotations
 

@@ -110,7 +110,7 @@ _PLACE_OVERHEAD: Final = 6
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Outcome:
-    """What a round has come to; the same bits for all members.
+    """Outcome of a round: the aggregate, the same bits for all members, and which vectors are in it.
 
     Attributes:
         round: its number, from 1.
@@ -258,14 +258,17 @@ class Group:
         self._act()
 
     def expect(self, peer_ids: Iterable[str]) -> None:
-        """Where this member leads, rounds wait for these members even while they observe, as for others: whoever gives
-        them work knows better than what they said last."""
+        """Make rounds that this member leads wait for these members as for others, even while they observe.
+
+        The program that gives them work knows better than what they said last.
+        """
         self._machine.expect(frozenset(peer_ids), trio.current_time())
         self._act()
 
     def foresee(self, due: Mapping[str, float]) -> None:
-        """Where this member leads, rounds do not wait for the grace where members that are late cannot make it by then:
-        whoever knows what they do knows better than the grace.
+        """Let rounds that this member leads go on at once without late members that are due only after the grace.
+
+        The program that knows what they do knows better than the grace.
 
         Args:
             due: by peer id, when they can have their next vectors at the earliest, in trio's time; none for those of
@@ -865,7 +868,7 @@ class Group:
         )
 
     def _places_of(self, peer_ids: Sequence[str]) -> list[tuple[str, str]]:
-        """Where members can be dialled, as many as one message holds: one address of each before a second of any."""
+        """Peer ids and addresses, as many as one message holds: one address of each member before a second of any."""
         places: list[tuple[str, str]] = []
         room = _PLACES_BYTES
         known = [(peer_id, self._addresses_of(peer_id)) for peer_id in peer_ids]

@@ -1,4 +1,4 @@
-"""How a peer joins a group: it asks at the addresses that it has, and whom they name, until the leader has answered.
+"""Joining a group: a peer asks at the addresses that it has, and at those in answers, until the leader has answered.
 
 Source: protocol_spec/training/groups.md.
 """
@@ -33,7 +33,7 @@ _MAX_ATTEMPTS: Final = 32
 async def join_group(
     exchange: Exchange, addresses: Sequence[str], request: Join
 ) -> tuple[str, Joined]:
-    """Ask those at the addresses, and whom they name, until the leader has answered.
+    """Ask the peers at the addresses, and those that they name, until the leader has answered.
 
     Returns:
         The leader's peer id, and its answer.

@@ -49,7 +49,7 @@ _ADDRESSES_OF_A_PEER: Final = 16
 
 
 class _Outbox:
-    """What is to be sent to one peer."""
+    """Messages that wait to be sent to one peer: the latest of each kind."""
 
     def __init__(self) -> None:
         self.latest: dict[type[Message], Message] = {}
@@ -79,7 +79,7 @@ class Messenger:
         self._addresses[peer_id] = known[:_ADDRESSES_OF_A_PEER]
 
     def addresses_of(self, peer_id: str) -> tuple[str, ...]:
-        """Where a peer can be dialled, as far as is known."""
+        """Addresses at which a peer can be dialled, as far as is known."""
         return self._addresses.get(peer_id, ())
 
     def keep(self, peer_ids: Iterable[str]) -> None:

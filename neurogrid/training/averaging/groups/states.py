@@ -44,7 +44,7 @@ _LONGER: Final = 2.0
 
 @dataclass(frozen=True, slots=True, eq=False)
 class State:
-    """What all members have after a round.
+    """The state that all members share after a round.
 
     Attributes:
         round: the last round that is in it; 0 for none.
@@ -213,7 +213,10 @@ class States:
         return State(latest.round, tuple(vectors), latest.note)
 
     async def _ask(self, peer_ids: Sequence[str]) -> dict[str, StateInfo]:
-        """What peers answer. One that has been cut off a moment ago looks connected, and must not hold up who asks."""
+        """Ask peers about their states; return the answers by peer id.
+
+        A peer that was cut off a moment ago looks connected: once one has answered, the others have but a moment.
+        """
         told: dict[str, StateInfo] = {}
         began = trio.current_time()
 

@@ -205,7 +205,7 @@ class Reduction:
                         self._owed[peer] += len(chunks)
 
     def _ways(self) -> list[tuple[tuple[str, ...], range]]:
-        """What goes where: peers, and the chunks that each of them gets."""
+        """Destinations of this member's chunks: peers, and the chunks that each of them gets."""
         plan = self._plan
         if not self._is_butterfly:
             return [(plan.members, range(plan.num_chunks))]

@@ -22,7 +22,7 @@ from neurogrid.training.averaging.codecs import Codec
 __all__ = ["Result", "ResultBuilder", "result_digest"]
 
 DIGEST_CONTEXT: Final = "neurogrid 2026-11-25 training result digest"
-"""Of BLAKE3 in its mode for deriving keys: no digest of a result is that of anything else."""
+"""Context of BLAKE3 in its mode for deriving keys: no digest of a result is that of anything else."""
 
 PLAIN: Final = "f32"
 """The codec whose bytes are those of the decoded values."""

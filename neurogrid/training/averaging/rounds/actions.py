@@ -1,4 +1,4 @@
-"""What a member's machine wants done: messages, reductions, and what its owner is told."""
+"""Actions that a member's machine wants done: messages, reductions, and what its owner is told."""
 
 from __future__ import annotations
 

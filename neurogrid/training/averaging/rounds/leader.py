@@ -43,7 +43,7 @@ _MAX_GRACES: Final = 4
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far a group is, as its leader knows it.
+    """Progress of a group, as its leader knows it.
 
     Attributes:
         index: of the last decision.
@@ -58,7 +58,7 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Proposed:
-    """What is proposed: a decision as it is, or a round that is to be computed (`plan`)."""
+    """A proposal: a decision as it is, or a round that is to be computed (`plan`)."""
 
     attempt: int
     decision: Decision
@@ -68,7 +68,7 @@ class Proposed:
 
 @dataclass(slots=True)
 class _Heard:
-    """What is known of a member.
+    """Record of a member: its last status, and when it was heard.
 
     Attributes:
         at: when it was heard last.
@@ -166,7 +166,7 @@ class Leader:
         return any(m != self.me and self._is_there(m.peer, now) for m in members)
 
     def status_of(self, peer: str) -> Status | None:
-        """What a member said last."""
+        """The last status that a member has sent; None for nothing yet."""
         heard = self._heard.get(peer)
         return heard.status if heard is not None else None
 
@@ -213,7 +213,7 @@ class Leader:
         self._strikes.clear()
 
     def _outcome(self, proposed: Proposed, progress: Progress, now: float) -> Decision | None:
-        """What has become of a proposal: a decision, or nothing yet, or it is given up."""
+        """The decision that a proposal has become; None while it is none, is given up, or makes room for another."""
         told: dict[str, bytes] = {}
         blamed: list[tuple[str, str]] = []
         failed = 0
@@ -275,7 +275,7 @@ class Leader:
         )
 
     def _most_blamed(self, blamed: list[tuple[str, str]], proposed: Proposed) -> str:
-        """Whom to go on without, of pairs of one that blames and one that is blamed.
+        """Choose the member to go on without, of pairs of one that blames and one that is blamed.
 
         Either of the two may be at fault, so it is the one that is in most pairs, whoever is heard first; and of as
         many, the one that is blamed, and that comes last.
@@ -316,7 +316,7 @@ class Leader:
         return self._strikes[peer] < _MAX_STRIKES
 
     def _at(self, progress: Progress, peers: Iterable[str]) -> tuple[str, ...]:
-        """Those of some peers that are as far as this member."""
+        """The peers among these that are as far as this member: they know the same last decision."""
         return tuple(
             peer
             for peer in peers
@@ -324,7 +324,7 @@ class Leader:
         )
 
     def _next(self, progress: Progress, now: float) -> Proposed | None:
-        """What to propose, if anything can be."""
+        """Make the next proposal: a decision to adopt, a round, or a change of members; None if none can be made."""
         if self._strikes and now - self._struck_at >= self.settings.grace:
             self._strikes.clear()  # whatever was wrong may have passed
         there = self._there(progress, now)
@@ -474,7 +474,7 @@ class Leader:
     def _introductions(
         self, progress: Progress, members: tuple[Member, ...]
     ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Where newcomers can be dialled: `Decision.newcomers`, and `addresses`."""
+        """Addresses of newcomers, as `Decision.newcomers` and `Decision.addresses`."""
         places = [
             (member.peer, address)
             for member in members

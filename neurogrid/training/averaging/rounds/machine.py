@@ -202,14 +202,14 @@ class GroupMachine:
         return tuple(told)
 
     def drain(self) -> list[Action]:
-        """What is to be done, in order; each is given once."""
+        """Take the actions that are to be done, in order; each is given once."""
         actions, self._actions = self._actions, []
         return actions
 
     # What this member does
 
     def contribute(self, weight: float, now: float) -> None:
-        """There is a vector for the round after the last that was decided."""
+        """Announce a vector of this weight for the round after the last that was decided, and stop observing."""
         self._weight = weight
         self._observes = False
         self._tell(now)
@@ -225,15 +225,17 @@ class GroupMachine:
         self._tell(now)
 
     def expect(self, peers: frozenset[str], now: float) -> None:
-        """Where this member leads, rounds wait for these even if they have said that they contribute nothing: they are
-        going to."""
+        """Make rounds that this member leads wait for these even if they have said that they contribute nothing.
+
+        They are going to contribute.
+        """
         self._expected = peers
         if self._lead is not None:
             self._lead.expected = peers
             self._step(now)
 
     def foresee(self, due: Mapping[str, float], now: float) -> None:
-        """Where this member leads, rounds do not wait for members that cannot have their vectors in time.
+        """Let rounds that this member leads go on without members that cannot have their vectors in time.
 
         Args:
             due: by peer id, when they have their next vectors at the earliest, in seconds of the clock of `now`.
@@ -393,7 +395,7 @@ class GroupMachine:
             self._hear_leave(sender, message, now)
 
     def status(self) -> Status:
-        """What this member tells a leader."""
+        """Status of this member, for a leader."""
         ballot, accepted = self._accepted or (_NOTHING, None)
         failed_attempt, lost = self._failed or (0, {})
         is_ready = self._weight is not None and not self._is_leaving
@@ -415,7 +417,7 @@ class GroupMachine:
         )
 
     def _tell(self, now: float) -> None:
-        """What this member knows has changed."""
+        """Act on a change of what this member knows: as the leader take a step, else send the leader its status."""
         if self.removed is not None:
             return
         if self._lead is not None:
@@ -909,7 +911,7 @@ class GroupMachine:
 
 
 def _to_adopt(accepted: list[tuple[Ballot, Decision]]) -> Decision | None:
-    """What may have been decided: what was accepted under the latest ballot, if it is one thing.
+    """The decision that may have been made: what was accepted under the latest ballot, if it is one thing; else None.
 
     Acceptors of one ballot that have told different things have decided nothing by it, nor was anything decided before:
     that would have been proposed to them as it is.

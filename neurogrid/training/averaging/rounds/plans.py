@@ -44,7 +44,7 @@ class Shape:
 
 
 def cut_chunks(num_chunks: int, shares: Sequence[float]) -> tuple[int, ...]:
-    """Where the parts of reducers begin and end, by what each can carry.
+    """Cut chunks into the parts of reducers, in proportion to what each can carry.
 
     Args:
         num_chunks: chunks of the vector.
@@ -103,7 +103,7 @@ def make_plan(
 
 
 def _shares(members: Iterable[str], bandwidths: Mapping[str, float]) -> dict[str, float]:
-    """How much each member reduces, of those that reduce anything."""
+    """Shares of the vector that members reduce, by peer id; without members that reduce nothing."""
     known = {peer: bandwidths.get(peer, 0.0) for peer in members}
     measured = [speed for speed in known.values() if speed > UNMEASURED]
     typical = sum(measured) / len(measured) if measured else 1.0

@@ -1,4 +1,4 @@
-"""How many members it takes: to decide, and to take over from a leader.
+"""Quorums: the members that it takes to decide, and to take over from a leader.
 
 Any set that decides and any set that takes over have a member in common, so a leader that takes over hears of what may
 have been decided. The two need not be of one size: few are enough to decide, so that a group goes on when half of it is
