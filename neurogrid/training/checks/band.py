@@ -1,4 +1,4 @@
-"""How far two honest processors may be apart, and how far a claim is from what somebody else computed. Pure.
+"""Bands: distances that two honest processors may have, in which the distance of a claim is counted. Pure.
 
 The same gradient computed by two kinds of processors is not the same bits. How far apart they are is measured, of the
 whole and of each tensor: as an angle, and as the logarithm of the ratio of the norms (`Apart`). What honest pairs reach
@@ -35,7 +35,7 @@ _MARGIN: Final = 8.0
 
 @dataclass(frozen=True, slots=True)
 class Sums:
-    """What is needed of two vectors a and b to compare them.
+    """Sums by which two vectors a and b are compared.
 
     Attributes:
         a, b, difference: sums of the squares of a, of b, and of a - b.
@@ -50,7 +50,7 @@ class Sums:
 
 @dataclass(frozen=True, slots=True)
 class Apart:
-    """How far two gradients are apart.
+    """Distance of two gradients.
 
     Attributes:
         angle: between the whole vectors, in radians.
@@ -66,10 +66,10 @@ class Apart:
 
 @dataclass(frozen=True, slots=True)
 class Band:
-    """How far honest processors may be apart.
+    """The largest distance that two honest processors may have.
 
-    The default is for those of which nothing is known: about four times what products in bfloat16 were from those in
-    float32 at most. Between kinds of float32 it can be narrower by far, and is to be measured.
+    The default is for processors of which nothing is known: about four times what products in bfloat16 were from those
+    in float32 at most. Between kinds of float32 it can be narrower by far, and is to be measured.
 
     Attributes:
         angle, log_ratio, tensor_angle, tensor_log_ratio: as of `Apart`; above 0.
@@ -111,7 +111,7 @@ class Band:
 
 
 def apart(tensors: Sequence[Sums], floor: float = 0.0) -> Apart:
-    """How far two gradients are apart, by the sums of each of their tensors."""
+    """Compute the distance of two gradients from the sums of each of their tensors."""
     whole = Sums(
         math.fsum(each.a for each in tensors),
         math.fsum(each.b for each in tensors),

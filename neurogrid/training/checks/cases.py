@@ -1,4 +1,4 @@
-"""What becomes of an accusation: who judges it, and what they come to. Pure.
+"""Cases: accusations, the members that judge them, and the verdicts that they come to. Pure.
 
 An auditor accuses, and all that were members in that round compute the claim themselves, but the accused. Only what
 more than half of these have found names anybody, and never what one has found alone. The same way goes an auditor's
@@ -22,16 +22,16 @@ _LEAST_JUDGES = 2
 
 
 class Vote(StrEnum):
-    """What one has found."""
+    """Vote of a judge, by what it has found."""
 
     CONFIRMS = "confirms"
     HOLDS = "holds"
     MISSING = "missing"
-    """It was not given what is needed."""
+    """The judge was not given what is needed."""
 
 
 class Verdict(StrEnum):
-    """What a case has come to."""
+    """Verdict of a case; OPEN while there is none."""
 
     OPEN = "open"
     ACCUSED = "accused"
@@ -45,7 +45,7 @@ class Verdict(StrEnum):
 
 
 def vote_of(finding: Finding | None) -> Vote:
-    """What a finding says to a case; None of somebody who was given nothing."""
+    """The vote of a judge with this finding; None is that of a judge which was not given what is needed."""
     if finding is None:
         return Vote.MISSING
     return Vote.HOLDS if finding.holds else Vote.CONFIRMS
@@ -74,14 +74,14 @@ class Case:
         return len(self.judges) >= _LEAST_JUDGES and self.accuser in self.judges
 
     def vote(self, seat: int, vote: Vote) -> bool:
-        """Somebody has found something; whether it counts: each judge's first does."""
+        """Take the vote of a seat; return whether it counts: each judge's first does."""
         if seat not in self.judges or seat in self.votes:
             return False
         self.votes[seat] = vote
         return True
 
     def verdict(self, now: float) -> Verdict:
-        """What it has come to at this time, in seconds."""
+        """The verdict at this time, in seconds."""
         if not self.can_be_judged:
             return Verdict.NOBODY
         found = list(self.votes.values())

@@ -43,7 +43,7 @@ _MAX_DIMS: Final = 16
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """What a member computed in a round.
+    """Claim of a member about what it computed in a round.
 
     Attributes:
         run: 16 bytes.
@@ -133,7 +133,7 @@ class Claim:
 
     @property
     def left(self) -> tuple[bytes, ...]:
-        """What the momentum may be afterwards: also what it was, where a round is undone that was not agreed on."""
+        """Blob ids that the momentum may have after it, that of before among them: a round not agreed on is undone."""
         return self.before, self.kept, self.sent
 
     def momentum_after(self, *, is_agreed: bool) -> bytes:
@@ -160,7 +160,7 @@ def open_claim(data: bytes, signer: str) -> Claim:
 
 @dataclass(frozen=True, slots=True)
 class Samples:
-    """What a member trains on in a round, and all that is random in it.
+    """Samples that a member trains on in a round, with the seed of all that is random in it.
 
     Attributes:
         ranges: number of a slice in the manifest, and the samples [start, stop) of it, in the order of training.
@@ -194,7 +194,7 @@ class Samples:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """How a gradient becomes a result: the same for all members of a run.
+    """Settings by which a gradient becomes a result: the same for all members of a run.
 
     Attributes:
         shapes: of the tensors in the vector of the weights, in order.
@@ -209,7 +209,7 @@ class Settings:
 
     @property
     def num_elements(self) -> int:
-        """Of the vector."""
+        """Elements of the vector."""
         return sum(math.prod(shape) for shape in self.shapes)
 
     @property

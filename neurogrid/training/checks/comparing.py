@@ -59,7 +59,7 @@ def figures_of(rows: Sequence[Tensor]) -> list[Figures]:
 
 
 def cosines_of(members: Sequence[Coefficients], num_elements: int) -> list[float]:
-    """Of what each member sent, the cosine to the sum of what the others did; 0 where one of the two is nothing."""
+    """The cosine of what each member sent to the sum of what the others did; 0 where one of the two is nothing."""
     total = torch.zeros(num_elements, dtype=torch.float64)
     for each in members:
         total[each.positions] += each.values.double()
@@ -80,7 +80,7 @@ def gradient_between(before: Tensor, kept: Tensor, settings: Settings, lr: float
 
 @torch.no_grad()
 def encoding_error(kept: Tensor, coefficients: Coefficients, settings: Settings) -> float:
-    """How far coefficients are from those that are to be sent of a momentum.
+    """Compute the error of coefficients, against those that are to be sent of a momentum.
 
     Args:
         kept: float32 [n], the momentum.
@@ -117,7 +117,7 @@ def encoding_error(kept: Tensor, coefficients: Coefficients, settings: Settings)
 def momentum_error(
     kept: Tensor, sent: Tensor, coefficients: Coefficients, settings: Settings
 ) -> float:
-    """How far a momentum is from another one without the coefficients that were sent of it.
+    """Compute the error of the momentum `sent`, which is to be `kept` without the coefficients that were sent.
 
     Args:
         kept, sent: float32 [n], the momentum with and without them.
@@ -144,7 +144,7 @@ def momentum_error(
 
 
 def _or_infinite(error: float) -> float:
-    """What is no number is as wrong as can be."""
+    """The error itself, or infinity for NaN: what is no number is as wrong as can be."""
     return math.inf if math.isnan(error) else error
 
 
@@ -155,7 +155,7 @@ def _ratio(one: float, other: float) -> float:
 def _chunks(
     kept: Tensor, coefficients: Coefficients, settings: Settings
 ) -> list[tuple[Tensor, Tensor, Tensor]]:
-    """Of each tensor the coefficients of the momentum in float64, and which of them were sent as what."""
+    """Coefficients of the momentum for each tensor, in float64, with places and values of those that were sent."""
     found, start, taken = [], 0, 0
     for shape, piece in zip(settings.shapes, kept.double().split(settings.sizes), strict=True):
         transform = ChunkedDct(shape, settings.max_side)

@@ -1,4 +1,4 @@
-"""Who computes again what whom has claimed: drawn by a seed that nobody knew when the claims were made. Pure.
+"""Drawing of claims to compute again, and of auditors, by a seed unknown when the claims were made. Pure.
 
 The seed is that of the round after the claims': whoever claims cannot know whether, nor by whom, it will be looked at.
 Each claim of a round is as likely as any other, and nobody audits itself.
@@ -32,7 +32,7 @@ _WORTH, _MEASURE = b"worth", b"neurogrid/checks/1/measure\0"
 
 @dataclass(frozen=True, slots=True)
 class Audit:
-    """Somebody who is to look at somebody else's claim of the round before.
+    """A member that is to look at another member's claim of the round before.
 
     Attributes:
         seat: that claimed.
@@ -96,7 +96,7 @@ def draw_audits(
 def draw_measures(
     seed: bytes, claimed: Collection[int], auditors: Collection[int], share: float
 ) -> tuple[Audit, ...]:
-    """Who measures the worth of which result of a round: of some rounds of all, each by one other member.
+    """Draw the members that measure the worth of a round's results: in some rounds of all, each by one other member.
 
     Args:
         seed, claimed, auditors: as of `draw_audits`.
@@ -131,7 +131,7 @@ def _chosen(
 
 
 def probability_of_detection(share: float, num_rounds: int, *, honest: float = 1.0) -> float:
-    """How likely it is that who cheats in each of some rounds is found by then.
+    """Probability that a member that cheats in each of some rounds is found by then.
 
     Args:
         share: of the claims of a round that are looked at.
@@ -142,7 +142,7 @@ def probability_of_detection(share: float, num_rounds: int, *, honest: float = 1
 
 
 def rounds_to_detection(share: float, *, honest: float = 1.0) -> float:
-    """The mean number of rounds until who cheats in each is found, the last one counted; infinite for a share of 0."""
+    """Mean number of rounds until one that cheats in each is found, the last one counted; infinite for a share of 0."""
     found = share * honest
     return 1 / found if found else float("inf")
 

@@ -32,11 +32,11 @@ from neurogrid.training.witnessed import (
 __all__ = ["fault_of_epochs"]
 
 _Seats = tuple[dict[int, str], set[str]]
-"""Of a round: who has which seat, and the peers that counted when it began."""
+"""Peers of a round: the one on each seat, and those that counted when it began."""
 
 
 def fault_of_epochs(run: RunFile | None, run_id: bytes, entries: Iterable[Entry]) -> str:
-    """What is wrong first with the epochs of a journal; empty where nothing is.
+    """The first fault of the epochs of a journal, as text; empty if there is none.
 
     Args:
         run: the run file. None where it is not there: then only what members have signed is checked, by the seats that
@@ -160,7 +160,7 @@ def _check_named(
 
 
 def _named_by(evidence: Evidence, findings: Mapping[str, Finding]) -> set[str]:
-    """Whom evidence can be against: of a result that is for what more have found, and never for the word of one."""
+    """Peers that evidence is against: of a result, by what most have found, and never by the word of one."""
     if evidence.finding is None:
         return {evidence.accused}
     said = {**findings, evidence.accuser: evidence.finding}

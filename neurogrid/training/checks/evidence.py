@@ -55,7 +55,7 @@ MAX_EXCESS: Final = 1e9
 
 
 class Kind(IntEnum):
-    """What evidence shows."""
+    """Kind of evidence, by what it shows."""
 
     CONFLICT = 1
     """Two claims of one member, of which one is false."""
@@ -64,7 +64,7 @@ class Kind(IntEnum):
 
 
 class Named(StrEnum):
-    """Whom evidence is against, once somebody has looked at it."""
+    """The side that evidence is against, once a judge has looked at it."""
 
     ACCUSED = "accused"
     ACCUSER = "accuser"
@@ -72,7 +72,7 @@ class Named(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What came of computing a claim again.
+    """Finding of an auditor: what came of computing a claim again.
 
     Attributes:
         claim: the digest of the claim.
@@ -129,7 +129,7 @@ class Evidence:
 
     @property
     def conflict(self) -> Conflict | None:
-        """What the two claims show."""
+        """Conflict of the two claims; None where there is but one, or both may be true."""
         return None if self.other is None else conflict_of(self.claim, self.other)
 
 
@@ -216,7 +216,7 @@ def open_evidence(data: bytes) -> Evidence:
 
 
 def judge(evidence: Evidence, excess: float | None = None) -> Named:
-    """Whom evidence is against.
+    """Decide whether evidence is against the accused or the accuser.
 
     Args:
         evidence: as `open_evidence` gave it.

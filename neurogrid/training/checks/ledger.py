@@ -21,7 +21,7 @@ class ClaimError(ValueError):
 
 
 class Conflict(StrEnum):
-    """What two claims of one member show."""
+    """Conflict of two claims of one member."""
 
     TWICE = "twice"
     """One round, or one number, with two different claims."""
@@ -31,7 +31,7 @@ class Conflict(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What everybody knows of a claim before it comes.
+    """Facts that everybody knows of a claim before it comes.
 
     Attributes:
         run, seat, incarnation, round, weights, settings, samples: as of `Claim`.
@@ -63,7 +63,7 @@ class Facts:
 
 
 def conflict_of(one: Claim, other: Claim) -> Conflict | None:
-    """What two claims show that the same peer signed; None if both may be true.
+    """Conflict of two claims that the same peer signed; None if both may be true.
 
     Whether a result was agreed on is not asked: a momentum that is neither of the two is false in any case.
     """

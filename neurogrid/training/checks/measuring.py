@@ -1,4 +1,4 @@
-"""What a result is worth, measured: the weights that it alone would make, and losses before and after them.
+"""Worth of a result, measured: the weights that it alone would make, and losses before and after them.
 
     after = step_alone(weights, coefficients, settings, lr)
     worth = Worth(loss(weights, given), loss(after, given), loss(weights, other), loss(after, other))

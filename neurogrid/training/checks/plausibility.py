@@ -1,4 +1,4 @@
-"""What is odd in a result by itself or beside those of the others: a reason to look, and no proof. Pure.
+"""Oddness of a result, by itself or beside those of the others: a reason to look, and no proof. Pure.
 
 Thresholds as other systems have them refuse members by a round's figures (`refusal`). They hold where gradients of many
 samples are whole; not for the few frequencies of DisTrO, whose honest cosines fall below any of them, and whose signs
@@ -39,7 +39,7 @@ class Figures:
 
 @dataclass(frozen=True, slots=True)
 class Thresholds:
-    """Beyond which a vector is refused by a round's figures. The defaults are those of NeuroShard."""
+    """Thresholds of a round's figures, beyond which a vector is refused. The defaults are those of NeuroShard."""
 
     min_cosine: float = 0.3
     min_norm_ratio: float = 0.1
@@ -48,7 +48,7 @@ class Thresholds:
 
 
 def refusal(figures: Figures, thresholds: Thresholds) -> str:
-    """Which threshold a vector is beyond, in words; empty for none."""
+    """Reason to refuse a vector: the first figure that is beyond its threshold, in words; empty for none."""
     if not figures.cosine >= thresholds.min_cosine:
         return f"its cosine to the others is {figures.cosine:.3f}"
     if not thresholds.min_norm_ratio <= figures.norm_ratio <= thresholds.max_norm_ratio:
@@ -123,7 +123,7 @@ class Watch:
             self._weights[seat] = self._memory * self._weights.get(seat, 0.0) + 1
 
     def oddness(self, seat: int) -> float:
-        """How far below the others a seat was, over the rounds; 0 for one that was never seen."""
+        """Mean of how far below the others a seat was, over the rounds; 0 for one that was never seen."""
         return self._means.get(seat, 0.0) / self._weights.get(seat, 1.0)
 
     def oddest(self, number: int) -> list[int]:

@@ -64,11 +64,11 @@ __all__ = [
 _NOTHING: Final = bytes(DIGEST_BYTES)
 
 Pack: TypeAlias = Callable[[Coefficients], bytes]
-"""How coefficients become the bytes of a result, whose blob id a claim has."""
+"""Function from coefficients to the bytes of a result, whose blob id a claim has."""
 
 
 class MaterialError(NeuroGridError):
-    """What was fetched to compute a claim again is not what the claim names, or something is still to be fetched.
+    """Material to compute a claim again is not what the claim names, or some of it is still to be fetched.
 
     Attributes:
         wanted: blob ids that are to be fetched.
@@ -85,7 +85,7 @@ class EvidenceError(NeuroGridError):
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where in a run a claim is made: the attributes of `Claim` of the same names."""
+    """Place of a claim in a run: the attributes of `Claim` of the same names."""
 
     run: bytes
     seat: int
@@ -113,7 +113,7 @@ class Material:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Made:
-    """What a member has computed.
+    """A claim, with the coefficients and momenta that it is about.
 
     Attributes:
         claim: to be signed and said before the coefficients are sent.
@@ -128,7 +128,7 @@ class Made:
 
 @dataclass(frozen=True, slots=True)
 class Audited:
-    """What came of computing a claim again.
+    """Outcome of computing a claim again.
 
     Attributes:
         finding: to be signed.

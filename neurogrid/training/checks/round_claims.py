@@ -1,4 +1,4 @@
-"""The claims of a witnessed run as they come, and who computes which of them again. Pure.
+"""The claims of a witnessed run as they come, and the drawing of their audits. Pure.
 
     what everybody knows of a round -> Facts -> a signed claim counts, or not -> agreed -> drawn by the next seed
 
@@ -50,7 +50,7 @@ def claim_round(epoch: int, round_number: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class ClaimRules:
-    """What all members of a run know of each claim.
+    """Rules of claims, which all members of a run know.
 
     Attributes:
         run: 16 bytes.
@@ -75,7 +75,7 @@ class ClaimRules:
         ranges: Iterable[tuple[int, int, int]],
         weights: bytes,
     ) -> Facts:
-        """Of the claim of a member with a work.
+        """Facts of the claim of a member with a work.
 
         Args:
             step: rounds that are in the weights.
@@ -187,7 +187,7 @@ def audits_of(
     tried: Collection[int] = (),
     watched: Sequence[int] = (),
 ) -> tuple[Audit, ...]:
-    """Who looks at which claims of the last round that was agreed on, as the seed of the next one draws it.
+    """Audits of claims of the last round that was agreed on, as the seed of the next one draws them.
 
     Args:
         seed: of the next round.
@@ -213,7 +213,7 @@ def measures_of(
     seats_now: Sequence[int],
     share: float,
 ) -> tuple[Audit, ...]:
-    """Who measures the worth of which results of the last round that was agreed on. Arguments as of `audits_of`.
+    """Measurements of the worth of results of the last round that was agreed on. Arguments as of `audits_of`.
 
     Args:
         share: of rounds, of the run file.

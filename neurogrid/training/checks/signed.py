@@ -30,7 +30,7 @@ def malformed(text: str) -> RemoteProtocolError:
 
 @dataclass(frozen=True, slots=True)
 class Purpose:
-    """What bodies of one kind are signed for.
+    """Purpose that bodies of one kind are signed for.
 
     Attributes:
         name: the kind, in the signature and in errors.
@@ -42,7 +42,7 @@ class Purpose:
 
     @property
     def num_bytes(self) -> int:
-        """Of the signed form."""
+        """Bytes of the signed form."""
         return SIGNATURE_BYTES + self.body_bytes
 
     def sign(self, body: bytes, identity: Identity) -> bytes:

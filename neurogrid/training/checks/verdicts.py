@@ -1,4 +1,6 @@
-"""Why somebody was put out, or let in, as a journal keeps it: what those that looked at a claim have signed. Pure.
+"""Verdicts by which peers were put out, and proofs by which they were let in, as a journal keeps them. Pure.
+
+Both are what members have signed: claims, and the findings of those that computed them again.
 
 Source: protocol_spec/training/witnessed.md, "Audits".
 """
@@ -26,7 +28,7 @@ _LENGTH: Final = struct.Struct("<H")
 
 
 def pack_verdict(evidence: bytes, findings: Iterable[tuple[str, bytes]] = ()) -> bytes:
-    """Evidence and signed findings.
+    """Pack evidence and signed findings.
 
     Args:
         evidence: packed.
@@ -57,7 +59,7 @@ def open_verdict(data: bytes) -> tuple[Evidence, dict[str, Finding]]:
 
 
 def pack_proof(claim: bytes, findings: Iterable[tuple[str, bytes]]) -> bytes:
-    """What lets a member on trial in.
+    """Pack the proof that lets a member on trial in.
 
     Args:
         claim: its signed form.
