@@ -1,4 +1,4 @@
-"""Which batches of a round each trainer gets. Pure.
+"""Assigning the batches of a round to its trainers. Pure.
 
 Source: protocol_spec/training/witnessed.md, "Assignment".
 """

@@ -1,4 +1,4 @@
-"""What members sign in a round: what they computed, and what they have of others. Pure.
+"""Commitments to what members computed in a round, and proofs of what witnesses have of others. Pure.
 
 Source: protocol_spec/training/witnessed.md, "Commitments" and "Witness proofs".
 """
@@ -28,7 +28,7 @@ _U64: Final = 2**64
 
 @dataclass(frozen=True, slots=True)
 class Commitment:
-    """What a member says of its result before it gives it to anybody.
+    """Commitment of a member to its result, signed before it gives that to anybody.
 
     Attributes:
         seat: of the member, u32.
@@ -64,11 +64,11 @@ class Commitment:
         return hashlib.sha256(_COMMITMENT + numbers + self.result).digest()
 
     def signed_bytes(self, run: bytes) -> bytes:
-        """What the member signs, in a run of this id of 16 bytes."""
+        """Bytes that the member signs, in a run of this id of 16 bytes."""
         return _signed(run, self.digest())
 
     def json(self) -> dict[str, object]:
-        """For JSON; `read` takes it."""
+        """Form for JSON; `read` takes it."""
         return {
             "seat": self.seat,
             "epoch": self.epoch,
@@ -80,7 +80,7 @@ class Commitment:
 
     @classmethod
     def read(cls, value: object) -> Commitment:
-        """What `json` gave.
+        """Read what `json` gave.
 
         Raises:
             ValueError: it is something else.
@@ -100,7 +100,7 @@ class Commitment:
 
 @dataclass(frozen=True, slots=True)
 class WitnessProof:
-    """What a witness says that it has: no more of it than filters can say, and a root that binds it to the rest.
+    """Proof of a witness: filters of the seats and results that it has, and a root that binds it to just these results.
 
     Attributes:
         seat: of the witness, u32.
@@ -170,7 +170,7 @@ class WitnessProof:
         return hashlib.sha256(data).digest()
 
     def signed_bytes(self, run: bytes) -> bytes:
-        """What the witness signs, in a run of this id of 16 bytes."""
+        """Bytes that the witness signs, in a run of this id of 16 bytes."""
         return _signed(run, self.digest())
 
     def participants_filter(self, seed: bytes) -> BloomFilter:
@@ -182,7 +182,7 @@ class WitnessProof:
         return BloomFilter(filter_salt(seed, self.seat), self.results)
 
     def json(self) -> dict[str, object]:
-        """For JSON; `read` takes it."""
+        """Form for JSON; `read` takes it."""
         return {
             "seat": self.seat,
             "epoch": self.epoch,
@@ -194,7 +194,7 @@ class WitnessProof:
 
     @classmethod
     def read(cls, value: object) -> WitnessProof:
-        """What `json` gave.
+        """Read what `json` gave.
 
         Raises:
             ValueError: it is something else.

@@ -1,4 +1,4 @@
-"""What happens to a witnessed run: all that `tick` is told, and its form in a journal. Pure.
+"""Events of a witnessed run: all that `tick` is told, and its form in a journal. Pure.
 
 Source: protocol_spec/training/witnessed.md, "Events".
 """

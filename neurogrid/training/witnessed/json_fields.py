@@ -21,7 +21,7 @@ def time_json(value: float) -> str:
 
 
 def time_of(value: object) -> float:
-    """What `time_json` was of.
+    """Read a time that `time_json` wrote.
 
     Raises:
         ValueError: it is none, or not finite.
@@ -38,7 +38,7 @@ def time_of(value: object) -> float:
 
 
 class Fields:
-    """What an object of JSON says.
+    """Fields of an object of JSON.
 
     Raises:
         ValueError: from each method, where the value is not there or not what it must be.
@@ -50,7 +50,7 @@ class Fields:
         self._value: dict[str, Any] = dict(value)
 
     def end(self) -> None:
-        """Nothing is left that nobody asked for."""
+        """Check that no field is left that nobody asked for."""
         if self._value:
             raise ValueError(f"it has {str(min(map(str, self._value)))[:40]!r}, which is not known")
 
@@ -59,7 +59,7 @@ class Fields:
         return key in self._value
 
     def take(self, key: str) -> Any:
-        """What stands under a key, whatever it is."""
+        """Take the value under a key, whatever it is."""
         if key not in self._value:
             raise ValueError(f"it has no {key}")
         return self._value.pop(key)

@@ -1,4 +1,4 @@
-"""What witnesses of a round come to: who was there, and which results all apply. Pure.
+"""Judging a round by its witnesses' proofs: the members that took part, and the results that all apply. Pure.
 
 Source: protocol_spec/training/witnessed.md, "Counting".
 """
@@ -21,7 +21,7 @@ __all__ = ["Parts", "agree", "is_complete", "is_plausible", "parts_of", "split",
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """Who does what in a round.
+    """Trainers, auditors and witnesses of a round, and the batches of each seat.
 
     Attributes:
         trainers: seats, in the committee's order.
@@ -40,7 +40,7 @@ class Parts:
 
 
 def parts_of(rules: EpochRules, state: EpochState) -> Parts:
-    """Who does what in the round under way, or in the last one."""
+    """The `Parts` of the round under way, or of the last one."""
     return _parts(
         state.seed,
         state.seats,
@@ -113,7 +113,7 @@ def agree(state: EpochState, parts: Parts) -> tuple[Commitment, ...]:
 def split(
     state: EpochState, found: Collection[Commitment]
 ) -> tuple[tuple[Commitment, ...], tuple[Commitment, ...]]:
-    """Of results that enough witnesses have, those that are applied, and those of seats on trial."""
+    """Split results that enough witnesses have into those that are applied, and those of seats on trial."""
     return (
         tuple(each for each in found if each.seat not in state.trial_seats),
         tuple(each for each in found if each.seat in state.trial_seats),
@@ -143,7 +143,7 @@ def took_part(state: EpochState, parts: Parts, agreed: Collection[Commitment]) -
 
 @dataclass(frozen=True, slots=True)
 class _Had:
-    """What a witness has, by its filter: commitments to results, and the root of the tree over them."""
+    """Results that a witness has, by its filter: commitments to them, and the root of the tree over these."""
 
     commitments: tuple[Commitment, ...]
     root: bytes

@@ -188,7 +188,7 @@ def _gone(state: EpochState, peer: str, incarnation: int) -> EpochState:
 
 
 def _leave(state: EpochState, seats: Iterable[int], why: Health) -> EpochState:
-    """Those that are healthy, on these seats, are so no more."""
+    """Give members on these seats that are healthy the health `why`."""
     leaving = set(seats) & set(state.healthy)
     if not leaving:
         return state
@@ -199,7 +199,7 @@ def _leave(state: EpochState, seats: Iterable[int], why: Health) -> EpochState:
 
 
 def _eject(state: EpochState, seat: int, peer: str = "", since: int = 0) -> EpochState:
-    """Nothing counts of a peer that is not agreed yet, and it is taken no more.
+    """Eject a peer: nothing of it that is not agreed yet counts, and it is taken no more.
 
     Args:
         since: what it gave from this round on leaves, too, with the next round that is made; 0 for nothing.
@@ -323,7 +323,7 @@ def _is_done(rules: EpochRules, state: EpochState) -> bool:
 
 
 def _reason(rules: EpochRules, state: EpochState) -> str:
-    """Why a run is to end; empty where it is not."""
+    """Reason for which a run is to end; empty where it is not."""
     if not state.reason and rules.max_rounds is not None and state.made >= rules.max_rounds:
         return f"{state.made} rounds were made"
     return state.reason
@@ -356,7 +356,7 @@ def _enter(state: EpochState, phase: EpochPhase, now: float) -> EpochState:
 
 
 def _only_healthy(state: EpochState) -> EpochState:
-    """Those that left are members no more."""
+    """Remove members that are not healthy, also from `ready` and `complaints`."""
     members = tuple(each for each in state.members if each.health is Health.HEALTHY)
     if members == state.members:
         return state
@@ -366,7 +366,7 @@ def _only_healthy(state: EpochState) -> EpochState:
 
 
 def _admit(rules: EpochRules, state: EpochState) -> EpochState:
-    """Those that wait become members, as long as there is room; those that are on trial last."""
+    """Make waiting peers members, as long as there is room; peers on trial last."""
     room = rules.max_members - len(state.healthy)
     waiting = sorted(state.pending, key=lambda each: each[0] in state.trials)
     entering = waiting[: max(0, room)]

@@ -1,4 +1,4 @@
-"""Merkle trees over digests: what binds a witness to exactly what it had. Pure.
+"""Merkle trees over digests, which bind a witness to exactly what it had. Pure.
 
 Source: protocol_spec/training/witnessed.md, "The tree".
 """
@@ -21,7 +21,7 @@ _NODE: Final = b"neurogrid node 1\0"
 
 @dataclass(frozen=True, slots=True)
 class MerklePath:
-    """What shows that a digest is in a tree.
+    """Path that shows that a digest is in a tree.
 
     Attributes:
         place: of the digest among all, ascending, from 0.
@@ -64,7 +64,7 @@ def merkle_root(digests: Iterable[bytes]) -> bytes:
 
 
 def merkle_path(digests: Iterable[bytes], digest: bytes) -> MerklePath:
-    """What shows that one of these digests is in their tree.
+    """Compute the path that shows that one of these digests is in their tree.
 
     Raises:
         ValueError: it is not among them, one is not 32 bytes, or they are too many.

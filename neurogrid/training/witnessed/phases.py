@@ -1,4 +1,4 @@
-"""Where a witnessed run stands: its rules, its members, its phase. Pure.
+"""State of a witnessed run: its rules, its members, its phase. Pure.
 
 Source: protocol_spec/training/witnessed.md.
 """
@@ -48,7 +48,7 @@ _DOMAIN: Final = b"neurogrid epoch state 1\0"
 
 
 class EpochPhase(StrEnum):
-    """What members of a witnessed run are about."""
+    """Phase of a witnessed run."""
 
     WAITING_FOR_MEMBERS = "waiting_for_members"
     WARMUP = "warmup"
@@ -69,7 +69,7 @@ class Health(StrEnum):
 
 
 class EpochEnd(StrEnum):
-    """Why the rounds of an epoch are over; NONE while they are not."""
+    """Reason that the rounds of an epoch are over; NONE while they are not."""
 
     NONE = ""
     ROUNDS = "rounds"
@@ -81,7 +81,7 @@ class EpochEnd(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class EpochRules:
-    """What a run file says of epochs.
+    """Rules of epochs, as a run file has them.
 
     Attributes:
         min_members: below which an epoch does not begin, and a running one ends with the round.
@@ -155,12 +155,12 @@ class EpochMember:
     health: Health = Health.HEALTHY
 
     def json(self) -> list[object]:
-        """For JSON; `read` takes it."""
+        """Form for JSON; `read` takes it."""
         return [self.seat, self.peer, self.incarnation, str(self.health)]
 
     @classmethod
     def read(cls, value: object) -> EpochMember:
-        """What `json` gave.
+        """Read what `json` gave.
 
         Raises:
             ValueError: it is something else.
@@ -173,7 +173,7 @@ class EpochMember:
 
 @dataclass(frozen=True, slots=True)
 class EpochState:
-    """What a witnessed run has come to: all that `tick` needs to go on.
+    """State of a witnessed run: all that `tick` needs to go on.
 
     Attributes:
         phase: what it is about.
@@ -267,11 +267,11 @@ class EpochState:
         )
 
     def member(self, seat: int) -> EpochMember | None:
-        """Who has a seat, healthy or not."""
+        """The member on a seat, healthy or not; None if there is none."""
         return next((each for each in self.members if each.seat == seat), None)
 
     def json(self) -> dict[str, Any]:
-        """For JSON; `read` takes it."""
+        """Form for JSON; `read` takes it."""
         optional = {
             "trials": list(self.trials),
             "trial_seats": list(self.trial_seats),
@@ -309,7 +309,7 @@ class EpochState:
 
     @classmethod
     def read(cls, value: object) -> EpochState:
-        """What `json` gave.
+        """Read what `json` gave.
 
         Raises:
             ValueError: it is something else.

@@ -21,7 +21,7 @@ _ONE_BIT: Final = 1
 
 @dataclass(frozen=True, slots=True)
 class ResultPlan:
-    """What each result of a run has, known from model and run file alone.
+    """Form of the results of a run, known from model and run file alone.
 
     Attributes:
         tensors: chunks of each tensor, and coefficients of each of its chunks, in order.
@@ -44,12 +44,12 @@ class ResultPlan:
 
     @property
     def num_coefficients(self) -> int:
-        """That are sent."""
+        """Coefficients of each result."""
         return sum(chunks * min(self.top_k, size) for chunks, size in self.tensors)
 
     @property
     def num_bytes(self) -> int:
-        """Of each result."""
+        """Bytes of each result."""
         places = sum(
             (chunks * min(self.top_k, size) * _width(self.top_k, size) + 7) // 8
             for chunks, size in self.tensors
@@ -187,7 +187,7 @@ def _pack(numbers: Any, width: int) -> bytes:
 
 
 def _unpack(data: bytes, number: int, width: int) -> Any:
-    """What `_pack` was given, as int64."""
+    """Unpack the numbers that `_pack` was given: int64 [number]."""
     bits = np.unpackbits(np.frombuffer(data, np.uint8), bitorder="little")
     if bits[number * width :].any():
         raise ValueError("bits that belong to no coefficient are not 0")

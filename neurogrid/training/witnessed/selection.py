@@ -1,4 +1,4 @@
-"""Who trains, who audits and who witnesses in a round: chosen by its seed, alike by everybody. Pure.
+"""Trainers, auditors and witnesses of a round: chosen by its seed, alike by everybody. Pure.
 
 Source: protocol_spec/training/witnessed.md, "Selection".
 """
@@ -51,5 +51,5 @@ def witnesses(seed: bytes, seats: Iterable[int], number: int) -> tuple[int, ...]
 
 
 def quorum(number: int) -> int:
-    """Of so many witnesses, those that must say a thing for it to count: 1 of 1, 2 of 2, 2 of 3, then two thirds."""
+    """Witnesses, of so many, that must say a thing for it to count: 1 of 1, 2 of 2, 2 of 3, then two thirds."""
     return min(number, 2) if number < 3 else 2 * number // 3
