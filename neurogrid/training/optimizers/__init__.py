@@ -1,4 +1,4 @@
-"""What a member makes of gradients and of what a group agreed on: tensors in, tensors out.
+"""Optimisers of members, for gradients and for what a group agreed on: tensors in, tensors out.
 
 Nothing here knows a socket, a clock or a peer. What is added up over members comes from the caller.
 

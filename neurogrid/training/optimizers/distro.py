@@ -33,7 +33,7 @@ ZERO = 1e-9
 
 @dataclass(frozen=True)
 class Coefficients:
-    """What a member sends: some of the n coefficients, chunk by chunk, k of each (all of a chunk that has fewer).
+    """Coefficients that a member sends: some of all n, chunk by chunk, k of each (all of a chunk that has fewer).
 
     Attributes:
         positions: int64 [m], places among all coefficients.
@@ -310,14 +310,14 @@ class Distro:
 
     @property
     def chunks(self) -> tuple[tuple[int, int, int], ...]:
-        """Of each tensor: its number of chunks, coefficients of a chunk, and how many of these are sent."""
+        """Numbers of chunks, of coefficients in a chunk, and of those that are sent of it, for each tensor."""
         return tuple(
             (each.num_chunks, each.chunk_size, min(self._top_k, each.chunk_size))
             for each in self._transforms
         )
 
     def state_vectors(self) -> list[Tensor]:
-        """What all members share, as the live buffer: theta."""
+        """State that all members share, as the live buffer: theta."""
         return [self.theta]
 
     def load(self, vectors: Sequence[Tensor]) -> None:
@@ -330,7 +330,7 @@ class Distro:
         load_vectors(self.state_vectors(), vectors)
 
     def own_vectors(self) -> list[Tensor]:
-        """What is this member's alone, as the live buffer: the momentum. For its own checkpoint."""
+        """State of this member alone, as the live buffer: the momentum. For its own checkpoint."""
         return [self._momentum]
 
     def load_own(self, vectors: Sequence[Tensor]) -> None:

@@ -50,7 +50,7 @@ def square_of_norm(gradients: Iterable[Tensor]) -> float:
 
 
 def clipping_factor(squares_of_norms: Sequence[float], max_norm: float) -> float:
-    """What all gradients are multiplied by so that their common norm is at most `max_norm`.
+    """Factor of all gradients, at most 1, with which their common norm is at most `max_norm`.
 
     Args:
         squares_of_norms: one for each stage.

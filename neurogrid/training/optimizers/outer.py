@@ -118,7 +118,7 @@ class OuterOptimizer:
             self.theta0[place].add_(mean_difference[own])
 
     def state_vectors(self) -> list[Tensor]:
-        """What a newcomer needs, in a fixed order, as the live buffers: theta0, and momentum where there is any."""
+        """State for a newcomer, in a fixed order, as the live buffers: theta0, and momentum where there is any."""
         return [self.theta0] if self._momentum is None else [self.theta0, self._momentum]
 
     def load(self, vectors: Sequence[Tensor]) -> None:

@@ -39,7 +39,7 @@ FIRST_Q: Final = 1 << 20
 """Elements of the first Q, at most. Only their directions count."""
 
 LEAST_DIRECTION: Final = 2.0**-30
-"""Of its length, what a column of P has to have beside those before it: of float32 noise is 2^-25, of float64 2^-53."""
+"""Share of its length that a column of P has to have beside those before it: float32 noise is 2^-25, float64 2^-53."""
 
 MAX_PRODUCT: Final = 1 << 22
 """Elements of P Q^T in float64 at once: 32 MiB."""
@@ -213,7 +213,7 @@ class PowerSgd:
 
     @torch.no_grad()
     def finish(self, summed: Tensor) -> list[Tensor]:
-        """What all members apply: the sum of their gradients, as far as it was sent; float32, on the device.
+        """Compute what all members apply: the sum of their gradients, as far as it was sent; float32, on the device.
 
         Args:
             summed: what `second` gave, added up over all members; float32 [second_elements], on the CPU.
@@ -256,7 +256,7 @@ class PowerSgd:
         self._uncompressed, self._own_qs = [], []
 
     def state_vectors(self) -> list[Tensor]:
-        """What all members share, as the live buffer: Q of all matrices in order. A newcomer's error is 0."""
+        """State that all members share, as the live buffer: Q of all matrices in order. A newcomer's error is 0."""
         return [self._q]
 
     def load(self, vectors: Sequence[Tensor]) -> None:
@@ -269,7 +269,7 @@ class PowerSgd:
         load_vectors(self.state_vectors(), vectors)
 
     def own_vectors(self) -> list[Tensor]:
-        """What is this member's alone, as live buffers: its errors, flat. For its own checkpoint."""
+        """State of this member alone, as live buffers: its errors, flat. For its own checkpoint."""
         return [error.view(-1) for error in self._errors]
 
     def load_own(self, vectors: Sequence[Tensor]) -> None:

@@ -32,7 +32,7 @@ __all__ = ["Flight", "StreamingOuter", "StreamingSchedule"]
 
 @dataclass(frozen=True)
 class StreamingSchedule:
-    """When which fragment is sent, and when its mean is applied. Steps are counted from 1.
+    """Schedule of fragments: the steps after which each is sent, and its mean applied. Steps are counted from 1.
 
     Attributes:
         num_fragments: at most one is sent a step, so there are no more than `every`.
@@ -135,7 +135,7 @@ class StreamingOuter:
         self._flights: list[Flight] = []
 
     def send(self, step: int, theta: Tensor) -> list[tuple[int, Tensor]]:
-        """What is to be averaged after `step`: fragments with their differences, float32 [elements of the fragment].
+        """Begin flights due after `step`: fragments with differences to average, float32 [elements of the fragment].
 
         Args:
             step: number of steps done.
@@ -204,11 +204,11 @@ class StreamingOuter:
         return tuple(flight.fragment for flight in ready)
 
     def flights(self) -> tuple[Flight, ...]:
-        """What is under way, in the order of sending. A newcomer is told fragment and step of each."""
+        """Fragments under way, in the order of sending. A newcomer is told fragment and step of each."""
         return tuple(self._flights)
 
     def state_vectors(self) -> list[Tensor]:
-        """What a newcomer needs beside `flights`: the outer state, then each mean that is there and not yet applied."""
+        """State for a newcomer beside `flights`: the outer state, then each mean that is there and not yet applied."""
         means = [flight.mean for flight in self._flights if flight.mean is not None]
         return [*self.outer.state_vectors(), *means]
 

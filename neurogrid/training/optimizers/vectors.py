@@ -24,7 +24,7 @@ MAX_PIECE = 1 << 18
 
 
 def pieces(spans: Spans) -> Iterator[tuple[slice, slice]]:
-    """Where each piece of a part lies in the vector, and where among the part's own elements."""
+    """Yield the pieces of a part: the slice of each in the vector, and that among the part's own elements."""
     at = 0
     for first, end in spans:
         for start in range(first, end, MAX_PIECE):
