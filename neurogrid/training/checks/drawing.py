@@ -36,7 +36,7 @@ class Audit:
 
     Attributes:
         seat: that claimed.
-        auditor: the seat that computes it again.
+        auditor: the seat that computes it again, or measures what the result is worth.
     """
 
     seat: int

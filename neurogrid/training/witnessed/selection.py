@@ -51,5 +51,6 @@ def witnesses(seed: bytes, seats: Iterable[int], number: int) -> tuple[int, ...]
 
 
 def quorum(number: int) -> int:
-    """Witnesses, of so many, that must say a thing for it to count: 1 of 1, 2 of 2, 2 of 3, then two thirds."""
+    """Witnesses, of so many, that must say a thing for it to count: 1 of 1, 2 of 2, 2 of 3, then two thirds,
+    rounded down."""
     return min(number, 2) if number < 3 else 2 * number // 3

@@ -260,7 +260,8 @@ class Group:
     def expect(self, peer_ids: Iterable[str]) -> None:
         """Make rounds that this member leads wait for these members as for others, even while they observe.
 
-        The program that gives them work knows better than what they said last.
+        The program that gives them work knows better than what they said last. They take the place of those of the
+        call before.
         """
         self._machine.expect(frozenset(peer_ids), trio.current_time())
         self._act()
@@ -268,7 +269,8 @@ class Group:
     def foresee(self, due: Mapping[str, float]) -> None:
         """Let rounds that this member leads go on at once without late members that are due only after the grace.
 
-        The program that knows what they do knows better than the grace.
+        The program that knows what they do knows better than the grace. A member that rounds have passed over for that
+        is waited for longer, by a grace for each of them, up to four: else it would be too far behind.
 
         Args:
             due: by peer id, when they can have their next vectors at the earliest, in trio's time; none for those of
