@@ -1,4 +1,4 @@
-"""Which addresses are one user's, and how much of a thing one of them may have, so that others get some of it too."""
+"""The address of a client, and the share of a thing that one address may have, so that others get some of it too."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ __all__ = ["client_address", "share_of"]
 
 
 def share_of(total: int) -> int:
-    """How many of `total` places one address may have: three quarters.
+    """Return the number of `total` places that one address may have: three quarters, at least one.
 
     All users of a reverse proxy or behind a NAT have its address, and all of one machine have loopback, so that it is
     most of them; the last quarter is for other addresses alone.

@@ -79,7 +79,7 @@ class TransferPolicy:
         return None
 
     def served(self, peer_id: str, blob_id: bytes) -> None:
-        """What `provide` gave a peer is read no more: it was sent, or will not be. As `authorize`; once for each."""
+        """Note that what `provide` gave a peer is read no more, sent or not. As `authorize`; once for each."""
 
 
 class Transfers(Blocking[AsyncTransfers]):

@@ -28,7 +28,7 @@ class PeerChanges(AsyncIterator[PeerChange]):
 
     @property
     def num_waiting(self) -> int:
-        """How many changes can be read at once."""
+        """Number of changes that can be read without waiting."""
         return len(self._waiting)
 
     def put(self, change: PeerChange) -> None:

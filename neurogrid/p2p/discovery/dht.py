@@ -82,7 +82,7 @@ class Announcement:
 
 @dataclass(frozen=True, slots=True)
 class DhtTiming:
-    """How often things are done, in seconds; each time a tenth more or less, so that hosts do not move in step."""
+    """Pauses and lifetimes, in seconds. A pause is a tenth longer or shorter at random, lest hosts move in step."""
 
     # Look-ups of the cluster: the first pause, doubled after each that found nobody new, up to the last.
     first_look: float = 1.0
@@ -349,7 +349,7 @@ class Dht:
         }
 
     def _own_addresses(self) -> tuple[str, ...]:
-        """Where we say that we are."""
+        """Addresses that this host tells as its own."""
         announced = self._record().addresses if self._record is not None else ()
         return elsewhere(announced or self._host.addresses)[:MAX_ADDRESSES]
 

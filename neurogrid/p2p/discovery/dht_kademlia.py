@@ -75,7 +75,7 @@ MAX_SERVED_STREAMS_PER_PEER: Final = 8
 
 
 class AddressBook(PeerStore):
-    """Where servers are dialled, for the DHT alone: what strangers say of others stays out of the host's own book.
+    """Addresses of servers, for the DHT alone: what strangers say of others stays out of the host's own book.
 
     Hearsay of a peer takes the place neither of what is known of that peer, nor of other peers that are known: the
     stock book drops those that it has had longest, which are the bootstrap peers.
@@ -153,7 +153,7 @@ class KademliaNetwork:
         return self._libp2p.get_private_key()
 
     def get_addrs(self) -> list[Multiaddr]:
-        """Where we can be dialled."""
+        """Return the addresses at which we can be dialled."""
         return [Multiaddr(address) for address in self._addresses()]
 
     def get_peerstore(self) -> AddressBook:

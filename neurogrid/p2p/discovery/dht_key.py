@@ -1,4 +1,4 @@
-"""Where a cluster is in the DHT: the key under which its members announce themselves.
+"""The key of a cluster in the DHT, under which its members announce themselves.
 
 A cluster is a namespace, any short text. Its key is a multihash, since go-libp2p and js-libp2p keep provider
 records under nothing else; they are asked by the CID that has the same multihash.

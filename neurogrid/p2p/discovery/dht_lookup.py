@@ -1,4 +1,4 @@
-"""Which peer to ask next on the way to a key. Pure: answers in, peers to ask out.
+"""Choice of the peer to ask next on the way to a key. Pure: answers in, peers to ask out.
 
 Kademlia: of the peers heard of, those closest to the key are asked; each names some that are closer still; it ends
 when the closest `enough` that did not fail have all answered. py-libp2p 0.8.1 ends its own walk after the first
@@ -26,7 +26,7 @@ _MAX_CLOSER: Final = 21
 
 
 def distance(key: bytes, peer_id: ID) -> int:
-    """How far a peer is from a key: the exclusive or of their SHA-256."""
+    """Return the distance of a peer from a key: the exclusive or of their SHA-256."""
     hashed = hashlib.sha256(key).digest(), hashlib.sha256(peer_id.to_bytes()).digest()
     return int.from_bytes(hashed[0], "big") ^ int.from_bytes(hashed[1], "big")
 
@@ -53,7 +53,7 @@ class Lookup:
 
     @property
     def num_asked(self) -> int:
-        """How many peers were asked."""
+        """Number of peers that were asked."""
         return len(self._asked)
 
     @property

@@ -82,7 +82,7 @@ class Servers:
 
     @property
     def num_known(self) -> int:
-        """How many are in the routing table."""
+        """Number of servers in the routing table."""
         return self._table.size()
 
     def note_asked_by(self, peer: ID) -> None:

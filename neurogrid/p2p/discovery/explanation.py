@@ -74,7 +74,7 @@ class Attempts:
 
 
 def dial_outcome(error: NeuroGridError) -> str:
-    """Why an address could not be dialled: a few words that are always the same, then the error's own."""
+    """Return the reason why a dial failed: a few words that are the same for each kind, then the error's own."""
     return f"{_kind(error)}: {error}"
 
 

@@ -66,7 +66,7 @@ _SIGNATURE_BYTES: Final = 64
 
 
 class RecordFault(Enum):
-    """Why a record is refused; the value is the word that the log has for it."""
+    """Reason for which a record is refused; the value is the word that the log has for it."""
 
     MALFORMED = "malformed"
     FORGED = "forged"

@@ -21,7 +21,7 @@ MAX_PEERS: Final = 1024
 
 
 class Direction(StrEnum):
-    """Which way a message went, seen from this host."""
+    """Direction of a message, seen from this host."""
 
     SENT = "sent"
     RECEIVED = "received"

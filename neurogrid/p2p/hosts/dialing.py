@@ -1,4 +1,4 @@
-"""Which of several addresses of one peer to dial: all, each a little after the one before, until one answers.
+"""Dialling of one peer at several addresses: all, each a little after the one before, until one answers.
 
 A peer has an address for each of its interfaces, and only some can be reached from here; one that is filtered
 answers nothing for as long as one waits. So the next is tried beside it, and the first connection wins. TCP goes

@@ -91,12 +91,12 @@ def is_address_of(address: str, peer_id: str) -> bool:
 
 
 def own_addresses(addresses: Iterable[str], peer_id: str) -> tuple[str, ...]:
-    """Those of the addresses that a peer tells that are its own: others would be dialled, whoever is there."""
+    """Return those addresses that are full multiaddrs of this peer: at others, another peer would be dialled."""
     return tuple(each for each in addresses if is_address_of(each, peer_id))
 
 
 class IpPlace(NamedTuple):
-    """Where a host listens or is dialled, by TCP or by QUIC."""
+    """IP address and port at which a host listens or is dialled, by TCP or by QUIC."""
 
     ip: IPv4Address | IPv6Address
     port: int
@@ -118,7 +118,7 @@ def is_loopback_address(address: str) -> bool:
 
 
 class HostReach(Protocol):
-    """How a host is reached beside its listening sockets, and reaches others through relays."""
+    """Ways to a host beside its listening sockets, and from it to others through relays."""
 
     @property
     def announced_addresses(self) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""How long a silent peer is waited for: one number, for the links over TCP and over QUIC."""
+"""Time for which a silent peer is waited for: one number, for the links over TCP and over QUIC."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How the connections of a libp2p host are secured: Noise first, TLS 1.3 second, nothing else.
+"""Handshakes that secure the connections of a libp2p host: Noise first, TLS 1.3 second, nothing else.
 
 A stock py-libp2p 0.8.1 host also takes plaintext, over which anybody may claim any peer id, and SECIO, which
 libp2p has given up: both are left out here, so a peer id is always proven. The rest works around what stock TLS does:

@@ -34,7 +34,7 @@ class StreamAcknowledged:
 
 @dataclass(frozen=True, slots=True)
 class DataReceived:
-    """There are more bytes to read on a stream, in its inbox or in its reader's memory."""
+    """Bytes have arrived on a stream, and are in its inbox or in its reader's memory."""
 
     stream: StreamState
 

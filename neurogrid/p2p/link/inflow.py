@@ -80,7 +80,7 @@ class Inflow:
             self._stream = None
 
     def target(self, num_bytes: int) -> memoryview | None:
-        """Where the next `num_bytes` belong, if they are payload of one frame and its reader lent the memory."""
+        """Return memory that a reader lent for the next `num_bytes`, if these are one frame's payload; else None."""
         stream = self._stream
         if stream is None or stream.loan is None or not 0 < num_bytes <= self._left:
             return None

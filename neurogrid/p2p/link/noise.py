@@ -136,7 +136,7 @@ class Opener:
 
     @property
     def space(self) -> memoryview:
-        """Where to receive next: at least one whole message's worth, and mostly far more."""
+        """Memory to receive into next: at least one whole message's worth, and mostly far more."""
         if self._start == self._end:
             self._start = self._end = 0
         elif len(self._buffer) - self._end < MAX_SEALED:

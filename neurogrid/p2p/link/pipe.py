@@ -1,4 +1,4 @@
-"""Where a muxer's frames go to and come from: a socket with a Noise session of ours, or any secure connection.
+"""Pipes that carry a muxer's frames in and out: a socket with a Noise session of ours, or any secure connection.
 
 Both give the same three things: `push` seals and sends what there is without ever waiting, `wait_writable` waits for
 room, `receive` waits for bytes and hands them to the state machine. Neither knows about tasks.
@@ -53,7 +53,7 @@ RECEIVES_A_TURN: Final = 2
 
 
 class Pushed(Enum):
-    """How far `push` came."""
+    """Outcome of `push`."""
 
     IDLE = auto()  # everything is with the kernel
     MORE = auto()  # there is more to send, and room for it

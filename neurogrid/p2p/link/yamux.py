@@ -101,7 +101,7 @@ class Yamux:
         return self._take_events()
 
     def payload_target(self, num_bytes: int) -> memoryview | None:
-        """Where the next `num_bytes` belong, if they are payload of one frame and its reader lent the memory."""
+        """Return memory that a reader lent for the next `num_bytes`, if these are one frame's payload; else None."""
         return self._inflow.target(num_bytes)
 
     def payload_placed(self, num_bytes: int) -> list[Event]:

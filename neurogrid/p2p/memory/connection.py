@@ -36,7 +36,7 @@ MAX_STREAMS = 1024
 
 @dataclass(frozen=True)
 class Link:
-    """How one host reaches another; the same in both directions.
+    """Properties of the link between two hosts; the same in both directions.
 
     Attributes:
         delay: from one host to the other, seconds. `math.inf`: nothing arrives and nobody is told, as with

@@ -144,7 +144,7 @@ class Core(QuicConnection):
 
     @property
     def reason(self) -> str:
-        """Why it is over."""
+        """Reason for which the connection is over."""
         if self._failure is not None:
             return self._failure
         event = self._close_event

@@ -33,7 +33,7 @@ class Allowance:
 
     @property
     def value(self) -> int:
-        """How much the peer may use in all."""
+        """Amount that the peer may use in all."""
         return self._value
 
     @value.setter
@@ -72,7 +72,7 @@ class StreamGrant:
 
     @property
     def receiver(self) -> StreamGrant:
-        """Where qh3 looks for what arrived."""
+        """The object in which qh3 looks for what arrived: this one."""
         return self
 
     @property

@@ -153,7 +153,7 @@ class QuicMuxedStream(MuxedStream):
             raise MuxedStreamReset("the peer reads no more")
 
     def _room(self) -> int:
-        """How many bytes may be handed over now."""
+        """Number of bytes that may be handed over to qh3 now."""
         sender = self._sender
         if sender is None:
             return 0

@@ -38,7 +38,7 @@ class QuicTransport(ITransport):
         self._nursery: trio.Nursery | None = None
 
     def set_background_nursery(self, nursery: trio.Nursery) -> None:
-        """Where sockets run; for the swarm to call."""
+        """Take the nursery in which sockets run; for the swarm to call."""
         self._nursery = nursery
 
     def protocols(self) -> list[str]:

@@ -85,12 +85,12 @@ class UdpSocket:
 
     @property
     def address(self) -> Address:
-        """Where it is bound."""
+        """Address that the socket is bound to."""
         return tuple(self._socket.getsockname())
 
     @property
     def peer_address(self) -> Address:
-        """Where it is connected."""
+        """Address that the socket is connected to."""
         return tuple(self._socket.getpeername())
 
     def close(self) -> None:
@@ -169,7 +169,7 @@ class UdpSocket:
             self._socket.sendmsg(train, ancillary, 0, address)
 
     def _train_length(self) -> int:
-        """How many of the datagrams that wait can go as one: one size, the last one possibly smaller."""
+        """Number of waiting datagrams that can be sent as one: all of one size, the last one possibly smaller."""
         first, address = self._waiting[0]
         size, total, length = len(first), 0, 0
         for datagram, to in islice(self._waiting, _MAX_TRAIN):

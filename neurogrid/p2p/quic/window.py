@@ -1,4 +1,4 @@
-"""How much a peer may send before it was read, on one stream and on all of a connection.
+"""Windows: the bytes that a peer may send before they are read, on one stream and on all of a connection.
 
 Credit is given when half a window was read, for a whole window from there. A stream whose reader keeps up gets twice
 the window each time, to a bound, and the connection as much more: a stream that nobody reads then takes its window

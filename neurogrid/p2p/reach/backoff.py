@@ -1,4 +1,4 @@
-"""How long to wait before the next attempt: longer each time, and never for all at the same moment.
+"""Delays before the next attempt: longer each time, and never over for all hosts at the same moment.
 
 The delay doubles with each failure, up to a bound. Of each, half is fixed and half is drawn, so that many hosts that
 lost the same peer in the same second do not all come back in the same second.

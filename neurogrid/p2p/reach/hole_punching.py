@@ -64,7 +64,7 @@ PROTECTED: Final = "neurogrid-hole-punching"
 
 
 class Path(Enum):
-    """Which way leads to a peer."""
+    """Kind of way that leads to a peer."""
 
     RELAYED = "relayed"
     PUNCHING = "punching"  # relayed, and a direct way is being tried
@@ -73,7 +73,7 @@ class Path(Enum):
 
 @dataclass(frozen=True)
 class PeerPath:
-    """How it stands with a peer that was connected through a relay.
+    """Path to a peer that was connected through a relay.
 
     Attributes:
         peer_id: whom.

@@ -77,7 +77,7 @@ class KeeperLimits:
 
 @dataclass
 class KeptPeer:
-    """How it stands with a wanted peer. Times are of `trio.current_time`.
+    """State of a wanted peer. Times are of `trio.current_time`.
 
     Attributes:
         peer_id: whom.
@@ -189,12 +189,12 @@ class Keeper:
             peer.scope.cancel()
 
     def state(self, peer_id: str) -> KeptPeer | None:
-        """How it stands with a peer; None if it is not wanted."""
+        """Return the state of a peer; None if it is not wanted."""
         peer = self._peers.get(peer_id)
         return None if peer is None else peer.state()
 
     def states(self) -> tuple[KeptPeer, ...]:
-        """How it stands with all wanted peers, in the order in which they were first wanted."""
+        """Return the states of all wanted peers, in the order in which they were first wanted."""
         return tuple(peer.state() for peer in self._peers.values())
 
     # ------------------------------------------------------------------ one peer

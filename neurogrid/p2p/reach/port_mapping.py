@@ -61,7 +61,7 @@ class MappedPort:
 
 @dataclass(frozen=True)
 class PortMappingState:
-    """How it stands with the router.
+    """State of the port mapping at a router.
 
     Attributes:
         external_ip: its address outside; None without a router that maps ports.
@@ -94,7 +94,7 @@ class PortMapper:
 
     @property
     def state(self) -> PortMappingState:
-        """How it stands with the router."""
+        """State of the port mapping at the router."""
         return PortMappingState(self._external_ip, tuple(self._mappings.values()), self._reason)
 
     @property

@@ -57,7 +57,7 @@ class ReachOptions:
 
 @dataclass(frozen=True)
 class ReachState:
-    """How a host can be reached now.
+    """Reach of a host at a moment: its addresses, and the state of each means of reaching it.
 
     Attributes:
         addresses: where others can dial it: those announced, those that it listens at, the router's, those through
@@ -207,7 +207,7 @@ class Reach:
         return await self._relay_client.connect(address)
 
     def state(self) -> ReachState:
-        """How this host can be reached now."""
+        """Return the reach of this host at this moment."""
         return ReachState(
             addresses=self.addresses,
             observed=self._relay_client.observed_addresses,
@@ -223,8 +223,8 @@ class Reach:
             self._hole_puncher.upgrade(peer_id)
 
     def _dialled_addresses(self) -> list[str]:
-        """Where a peer might get through to us: what is announced, the router's ports, what relays see, our own
-        interfaces."""
+        """TCP addresses at which a peer might get through to us: those announced, the router's ports, those that relays
+        see, those of our own interfaces."""
         mapped = self._port_mapper.addresses if self._port_mapper else ()
         announced, own = (
             [address.partition("/p2p/")[0] for address in addresses]

@@ -73,7 +73,7 @@ MAX_OBSERVED: Final = 64  # relays of which it is remembered how they see us
 
 @dataclass
 class RelayState:
-    """How it stands with a relay that we want to be reached through.
+    """State of a relay that we want to be reached through.
 
     Attributes:
         address: the full multiaddr by which we know it.
@@ -122,7 +122,7 @@ class RelayClient:
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """Where we can be reached through relays."""
+        """Addresses at which we can be reached through relays."""
         return tuple(a for wanted in self._wanted.values() for a in wanted.state.addresses)
 
     @property
@@ -133,7 +133,7 @@ class RelayClient:
         return tuple(dict.fromkeys(observed))
 
     def last_used(self, peer_id: str) -> float:
-        """When data last went over the newest relayed connection to a peer (`trio.current_time`)."""
+        """Return when data last crossed a peer's newest relayed connection (`trio.current_time`); -inf without one."""
         raw = self._relayed.get(peer_id)
         return -math.inf if raw is None else raw.used_at
 
@@ -142,7 +142,7 @@ class RelayClient:
         return tuple(filter(None, [self._circuits.get(peer_id)]))
 
     def states(self) -> tuple[RelayState, ...]:
-        """How it stands with each relay that was named to `use`."""
+        """Return the state of each relay that was named to `use`."""
         return tuple(wanted.state for wanted in self._wanted.values())
 
     async def wait_changed(self) -> None:

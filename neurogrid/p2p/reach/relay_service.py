@@ -246,7 +246,7 @@ class RelayService:
         return sum(address == other for other in others)
 
     def _own_addresses(self) -> list[str]:
-        """Where others can reach us: not through a relay, since a way leads through one relay only."""
+        """Addresses at which others reach us, none of them through a relay: a way leads through one relay only."""
         direct = [a for a in self._host.addresses if not is_relayed_address(a)]
         return direct[:_MAX_ADDRESSES]
 

@@ -23,7 +23,7 @@ class Intake(ABC):
 
     @abstractmethod
     def memory(self) -> memoryview | None:
-        """Where to write the bytes that come next (format "B", writable, not empty); None to be given them by `take`.
+        """Return memory to write the next bytes to (format "B", writable, not empty); None to be given them by `take`.
 
         Asked for before anything is taken, and after each `take` and `filled` that returned True.
         """

@@ -131,7 +131,7 @@ class MessageStream:
 
     @property
     def end_reason(self) -> NeuroGridError | None:
-        """Why the stream ended; None while it is open."""
+        """Error that the stream ended with; None while it is open."""
         return self._closed
 
     async def run(self) -> None:

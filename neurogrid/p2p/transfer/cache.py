@@ -242,7 +242,7 @@ class BlobCache:
             logger.debug("cannot touch %s: %s", path, exc)
 
     def _files(self) -> list[tuple[float, int, Path]]:
-        """When last used, bytes, and path of every blob and note, the least recently used first."""
+        """Time of last use, bytes, and path of every blob and note, the least recently used first."""
         found = [(at, size, path) for at, size, path in _files_in(self.path, _NAME)]
         if self._notes is not None:
             notes = _files_in(self._notes, _NOTE)
@@ -327,7 +327,7 @@ class _FileSource:
 
 
 def _files_in(directory: Path, name: re.Pattern[str]) -> Iterator[tuple[float, int, Path]]:
-    """When last used, bytes, and path of the files in a directory that have such a name."""
+    """Yield time of last use, bytes, and path of each file in a directory whose name matches `name`."""
     for entry in os.scandir(directory):
         if not name.fullmatch(entry.name):
             continue

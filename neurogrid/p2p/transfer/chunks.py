@@ -52,7 +52,7 @@ class BlobInfo:
 
     @property
     def num_chunks(self) -> int:
-        """How many chunks there are; at least one."""
+        """Number of chunks of the blob; at least one."""
         return num_chunks(self.num_bytes)
 
     @property

@@ -18,7 +18,7 @@ MAX_REMEMBERED: Final = 1024
 
 
 class PassedOver:
-    """Which peers are not to be asked for a blob at the moment, while others may have it."""
+    """Peers that are not to be asked for a blob at the moment, while others may have it."""
 
     def __init__(self) -> None:
         # When each may be asked again, trio's clock; infinity for one that lied.

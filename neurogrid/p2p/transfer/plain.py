@@ -39,7 +39,7 @@ class PlainBlob:
 
     @property
     def num_received(self) -> int:
-        """How many distinct chunks are there."""
+        """Number of distinct chunks that have come."""
         return len(self._chunks)
 
     @property

@@ -81,4 +81,4 @@ class TransferPolicy:
         return None
 
     def served(self, peer_id: str, blob_id: bytes) -> None:
-        """What `provide` gave a peer is not read any more: it was sent, or will not be. Called once for each; quick."""
+        """Note that what `provide` gave a peer is read no more, sent or not. Called once for each; must be quick."""

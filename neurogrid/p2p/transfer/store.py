@@ -1,4 +1,4 @@
-"""Where a blob's bytes are kept while they come and when they are all there: the interface of stores.
+"""Interface of stores, which keep a blob's bytes while they come and when they are all there.
 
 `MemoryStore` and `DirectoryStore` are the two that there are. A store knows files and memory; neither peers nor
 messages. Its methods block: they are called in threads, for one blob one at a time.

@@ -309,7 +309,7 @@ class Cluster:
         return Ticket(self.public_key, peer_id, tuple(addresses), tuple(relays), token)
 
     def whereabouts(self) -> Whereabouts | None:
-        """Where the host that runs with this directory was reached last; None if none has run yet.
+        """Return the last whereabouts of the host that runs with this directory; None if none has run yet.
 
         Raises:
             ConfigurationError: the file cannot be read.

@@ -138,7 +138,7 @@ class Gate:
         return self.is_admitted(peer_id) or allowed.issuperset(protocol_ids)
 
     def connected(self, peer_id: str, *, is_dialler: bool) -> None:
-        """There is a new connection."""
+        """Note a new connection, and start what is left to do to admit its peer or refuse it."""
         self._refusals.pop(peer_id, None)
         peer = self._peers.setdefault(peer_id, GatedPeer())
         is_first = not peer.is_connected

@@ -204,7 +204,7 @@ def note_holder(descriptor: int) -> None:
 
 
 def holder_of(descriptor: int) -> str:
-    """Which process has a file locked, as it has written there; for people."""
+    """Return the process that has a file locked, as it has written there; for people."""
     try:
         told = json.loads(os.pread(descriptor, MAX_HOLDER_BYTES, 0))
         return f"process {told['pid']} on {told['host']}, since {format_time(float(told['since']))}"

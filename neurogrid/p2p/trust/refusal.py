@@ -1,4 +1,4 @@
-"""Why a peer is not admitted: the reasons that travel, and the errors on either side."""
+"""Reasons for which a peer is not admitted, as they travel, and the errors on either side."""
 
 from __future__ import annotations
 

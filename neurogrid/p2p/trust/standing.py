@@ -1,4 +1,4 @@
-"""What a membership is worth to the peer that has it, at a moment: for whoever is asked, and not for admission. Pure.
+"""Standing of a peer in a cluster by its own membership, at a moment: to be shown, not for admission. Pure.
 
 Whether others admit the peer is theirs to say: they may know a newer list of revocations, and have other clocks.
 """
@@ -28,7 +28,7 @@ class StandingState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """How a peer stands in a cluster.
+    """Standing of a peer in a cluster.
 
     Attributes:
         cluster_id: which cluster.

@@ -86,7 +86,7 @@ class Ticket:
 
     @property
     def whereabouts(self) -> Whereabouts:
-        """Where it leads to."""
+        """Whereabouts of the coordinator that the ticket leads to; their time is 0."""
         return Whereabouts(self.peer_id, self.addresses, self.relays, at=0)
 
     def text(self) -> str:

@@ -1,5 +1,5 @@
-"""Where an issuer was last reached: a file beside the cluster's key, so that tickets can be made while it runs; and
-one beside a worker's membership, so that it finds its coordinator again without a ticket.
+"""Addresses at which an issuer was last reached: a file beside the cluster's key, so that tickets can be made while it
+runs; and one beside a worker's membership, so that it finds its coordinator again without a ticket.
 
 DIR/whereabouts      a msgpack map, 0600
 """
@@ -42,7 +42,7 @@ _MAP = Map(
 
 @dataclass(frozen=True, slots=True)
 class Whereabouts:
-    """Where one host is, or was.
+    """Addresses of one host at a moment.
 
     Attributes:
         peer_id: which (base58).
@@ -66,7 +66,7 @@ class Whereabouts:
 
     @property
     def dial_addresses(self) -> tuple[str, ...]:
-        """Where to dial the host: directly, and then through each relay."""
+        """Addresses at which to dial the host: directly, and then through each relay."""
         relayed = (f"{relay}{CIRCUIT}p2p/{self.peer_id}" for relay in self.relays)
         return (*self.addresses, *relayed)
 

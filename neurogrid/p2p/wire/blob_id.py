@@ -38,7 +38,7 @@ def blob_id(chunk_digests: Iterable[bytes]) -> bytes:
 
 
 def num_chunks(num_bytes: int) -> int:
-    """How many chunks a blob of `num_bytes` bytes has: at least one."""
+    """Return the number of chunks of a blob of `num_bytes` bytes: at least one."""
     return max(1, -(-num_bytes // CHUNK_BYTES))
 
 

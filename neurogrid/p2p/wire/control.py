@@ -125,7 +125,7 @@ def _cut(said: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ErrorPayload(ControlPayload):
-    """Why a request was refused, or a stream is about to end.
+    """Reason for which a request was refused, or a stream is about to end.
 
     The header repeats the id of the request; an id of 0 speaks of the stream.
 

@@ -43,7 +43,7 @@ class DeviceInfoRequest(ControlPayload):
 
 @dataclass(frozen=True, slots=True)
 class DeviceInfo(ControlPayload):
-    """How fast the sender computes in one dtype, and what it has of one model.
+    """The device of the sender: its speed in one dtype, and the layers of one model that are there already.
 
     Attributes:
         kind: of the device, `cpu`, `cuda` or another; at most `MAX_DEVICE_KIND_CHARS` characters; decoded,

@@ -1,4 +1,4 @@
-"""Where the images of a session are among its tokens (`protocol_spec/sessions.md`, "Images")."""
+"""Spans of the images of a session among its tokens (`protocol_spec/sessions.md`, "Images")."""
 
 from __future__ import annotations
 

@@ -188,7 +188,7 @@ class GPUInfo:
 
 @dataclass(frozen=True, slots=True)
 class Credit:
-    """How much its receiver may send on this stream: Data of Credit, 1.1.0 only.
+    """Limit of the bytes that the receiver of this message may send on its stream: Data of Credit, 1.1.0 only.
 
     Attributes:
         max_total: u64, the Data bytes of credited messages (`CREDITED_TYPES`) that the receiver of

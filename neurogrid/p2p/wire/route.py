@@ -66,7 +66,7 @@ class Route(ControlPayload):
         return self.bounds[index], self.bounds[index + 1]
 
     def addresses_of(self, peer_id: str) -> tuple[str, ...]:
-        """Where a worker can be dialled."""
+        """Return the addresses at which a worker can be dialled."""
         return tuple(a for a in self.addresses if a.rpartition("/p2p/")[2] == peer_id)
 
     def _check(self) -> None:

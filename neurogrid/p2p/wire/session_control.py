@@ -147,7 +147,7 @@ class SessionClose(ControlPayload):
 
 @dataclass(frozen=True, slots=True)
 class SessionQuery(ControlPayload):
-    """How far is the session?"""
+    """Request for the length of a session, which a SessionAck answers."""
 
     session_id: int
 

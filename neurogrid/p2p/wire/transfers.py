@@ -84,7 +84,7 @@ class TransferOffer(ControlPayload):
 
     @property
     def num_chunks(self) -> int:
-        """How many chunks the blob has; at least one."""
+        """Number of chunks of the blob; at least one."""
         return num_chunks(self.num_bytes)
 
     def chunk_digest(self, index: int) -> bytes:

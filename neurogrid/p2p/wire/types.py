@@ -90,7 +90,7 @@ def v11_table(limits: Limits = DEFAULT_LIMITS) -> MessageTable:
 
 
 class ErrorCode(IntEnum):
-    """Why a request was refused or a stream closed (`protocol_spec/errors.md`)."""
+    """Reason for which a request was refused or a stream closed (`protocol_spec/errors.md`)."""
 
     PROTOCOL_VIOLATION = 1
     UNSUPPORTED_VERSION = 2

@@ -170,7 +170,7 @@ class Engine:
         return packets
 
     def next_deadline(self, now: float) -> float:
-        """When to call `advance` again; infinity if never."""
+        """Return the time at which to call `advance` again; infinity if never."""
         deadlines = [self._seen.next_expiry()]
         for link in self._links.values():
             deadlines += [self._query_at(link, now), *link.answers.values()]

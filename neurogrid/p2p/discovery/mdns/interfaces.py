@@ -1,4 +1,4 @@
-"""Which network interfaces multicast DNS uses: those that the host listens on, or those of them that were named.
+"""Choice of network interfaces for multicast DNS: those that the host listens on, or those of them that were named.
 
 Never loopback: nobody else is there. An address is announced on the interface that has it, and nowhere else.
 """

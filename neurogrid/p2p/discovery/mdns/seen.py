@@ -52,12 +52,12 @@ class Entry:
 
     @property
     def expires_at(self) -> float:
-        """When it ends unless it is heard again."""
+        """Time at which the entry ends unless it is heard again."""
         return self.heard_at + self.lifetime
 
     @property
     def refresh_at(self) -> float:
-        """When to ask for it again."""
+        """Time at which to ask for the instance again; infinity once it was asked for often enough."""
         if self.num_refreshes >= len(REFRESH_AT):
             return math.inf
         return self.heard_at + self.lifetime * (REFRESH_AT[self.num_refreshes] + self.jitter)
@@ -136,11 +136,11 @@ class SeenPeers:
         return list(self._on_interface.get(index, {}).items())
 
     def num_peers(self, index: int) -> int:
-        """How many peers were heard on an interface and are still there."""
+        """Return the number of peers that were heard on an interface and are still there."""
         return len(self._num_of_peer.get(index, ()))
 
     def next_refresh(self, index: int, now: float) -> float:
-        """When to ask on an interface for what is about to end; not before that is so, if it is due by `now`."""
+        """Return when to ask on an interface for entries about to end: exact if due by `now`, else maybe too early."""
         if self._next_refresh.get(index, math.inf) <= now:
             entries = self._on_interface.get(index, {}).values()
             exact = min((entry.refresh_at for entry in entries), default=math.inf)
@@ -157,7 +157,7 @@ class SeenPeers:
         return over
 
     def next_expiry(self) -> float:
-        """When to look for those that have expired."""
+        """Return when to call `expired` next: at the latest when the first entry ends; infinity if none does."""
         return self._next_expiry
 
     def _note_times(self, key: Key, entry: Entry) -> None:

@@ -228,7 +228,7 @@ class _Service:
 
 
 class _Budget:
-    """How many packets may be read: a burst, and what comes back with time."""
+    """Budget of packets to read: a burst, and more as time passes."""
 
     def __init__(self) -> None:
         self._left = float(PACKET_BURST)
