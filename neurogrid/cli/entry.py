@@ -1,4 +1,4 @@
-"""Where the installed commands begin: what a signal does is settled before anything that takes a while is imported."""
+"""Entry points of the installed commands. What a signal does is settled before anything slow is imported."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `neurogrid train check` says of a run whose model lies in a chain of stages."""
+"""Estimate that `neurogrid train check` prints of a run whose model lies in a chain of stages."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ __all__ = ["chain_lines", "span_of"]
 def chain_lines(
     run: RunFile, model: Path, num_samples: int | None, options: argparse.Namespace
 ) -> list[str]:
-    """What the run will take, in lines.
+    """Estimate what the run takes, and return it in lines for people.
 
     Args:
         run: with what its data have.
@@ -108,7 +108,7 @@ def _lines(
 
 
 def _replicas(run: RunFile, numbers: ChainNumbers, told: ChainEstimate) -> Iterator[str]:
-    """What there is of several replicas."""
+    """Yield lines about several replicas: the members of each, and what a round sends."""
     from neurogrid.training.runs.estimate import BASE_BYTES, codec_bytes
     from neurogrid.training.stages.chain_estimate import stage_sizes
 
@@ -127,7 +127,7 @@ def _replicas(run: RunFile, numbers: ChainNumbers, told: ChainEstimate) -> Itera
 
 
 def _would_do(run: RunFile, numbers: ChainNumbers, lent: list[int]) -> str:
-    """How many stages would, of members that lend the same; empty where none would."""
+    """Say how many stages would do, of members that lend the same; empty where no number would."""
     from neurogrid.training.runs.run_file.stage_sections import MAX_STAGES
     from neurogrid.training.stages.chain_estimate import rooms_of, stage_sizes
     from neurogrid.training.stages.cutting import cut_layers
@@ -144,7 +144,7 @@ def _would_do(run: RunFile, numbers: ChainNumbers, lent: list[int]) -> str:
 
 
 def _members(run: RunFile) -> str:
-    """How many members a chain has, for people."""
+    """Number of members of a chain, for people."""
     num_stages, most = run.layout.stages, run.layout.stages * run.layout.stage_members
     told = f"{_counted(num_stages, 'member')}, one for each stage"
     if most > num_stages:

@@ -171,7 +171,7 @@ class Chat:
             self._screen.say(why)
 
     def _why_it_ended(self, answer: _Answer) -> str:
-        """Why the answer ended, if not because the model had finished."""
+        """Reason for which the answer ended early or came to nothing; empty where it did neither."""
         num_tokens, bound = self._conversation.num_tokens, self._coordinator.model.max_seq_len
         if answer.finish_reason is None:
             return "stopped"

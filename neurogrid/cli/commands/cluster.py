@@ -216,7 +216,7 @@ def _others_read_stdout() -> bool:
 
 
 def _whereabouts(cluster: Cluster, options: argparse.Namespace) -> Whereabouts:
-    """Where the coordinator is: as the options say, else as it left word itself."""
+    """Whereabouts of the coordinator: as the options say, else as it noted itself when it ran."""
     from neurogrid.p2p.hosts.host import parse_peer_address
     from neurogrid.p2p.hosts.identity import Identity
     from neurogrid.p2p.reach.circuit import circuit_address

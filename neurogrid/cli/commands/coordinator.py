@@ -416,7 +416,7 @@ async def _serve_all(
 
 
 def _listening(options: argparse.Namespace) -> Listening:
-    """Where to listen; judges what else can be judged without torch first."""
+    """Judge what can be judged without torch, and return the addresses to listen on."""
     _judge_plan(options)
     where = listening(options, port_flag="--p2p-port")
     trust = _judge_cluster(options)

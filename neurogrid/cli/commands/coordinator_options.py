@@ -38,7 +38,7 @@ CLUSTER_WAIT: Final = 1800.0
 
 
 def add_model_options(parser: argparse.ArgumentParser) -> None:
-    """Which model, and how much it is to hold."""
+    """Add the options of the model: which it is, and how much it is to hold."""
     model = parser.add_argument_group("model")
     model.add_argument(
         "--model", type=model_place, metavar="MODEL", help=f"the checkpoint: {HUB_NAMES}"
@@ -115,7 +115,7 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
 
 
 def add_worker_options(parser: argparse.ArgumentParser) -> None:
-    """Which workers, and how the layers lie on them."""
+    """Add the options of workers, and of how the layers lie on them."""
     workers = parser.add_argument_group("workers")
     workers.add_argument(
         "--peer",
@@ -249,7 +249,7 @@ def add_prompt_options(parser: argparse.ArgumentParser, *, with_chat: bool) -> N
 
 
 def add_generation_options(parser: argparse.ArgumentParser, *, with_system: bool = True) -> None:
-    """How a text is continued."""
+    """Add the options of generation: how a text is continued."""
     generation = parser.add_argument_group("generation")
     if with_system:
         generation.add_argument(

@@ -132,7 +132,7 @@ def _identity_in(file: Path, *, is_new: bool) -> Identity:
 def _membership_in(
     directory: Path | None, peer_id: str
 ) -> tuple[Standing | None, Whereabouts | None]:
-    """How the peer stands by the membership in a directory, and where its coordinator is; None where it has none."""
+    """Standing of a peer by the membership in a directory, and whereabouts of its coordinator; None where unknown."""
     from neurogrid.p2p.trust import Membership, Whereabouts, standing_of
     from neurogrid.p2p.trust.private_files import is_there
 
@@ -213,7 +213,7 @@ def _lines(
 
 
 def _said(standing: Standing, peer_id: str) -> str:
-    """How a peer stands, for people."""
+    """Standing of a peer, for people."""
     from neurogrid.p2p.trust import StandingState
     from neurogrid.p2p.trust.certificate import by_clock, format_span, format_time
 

@@ -1,4 +1,4 @@
-"""How fast tokens come: the time to the first, and the rate of those after it."""
+"""Pace of tokens: the time to the first, and the rate of those after it."""
 
 from __future__ import annotations
 

@@ -145,8 +145,8 @@ def add_serving_options(parser: argparse.ArgumentParser) -> None:
 
 @dataclass(frozen=True)
 class ServingOptions:
-    """Where to serve, and which clients; seconds that an answer may take; where adapters and models are that clients
-    add, and where it is kept which they have added."""
+    """The address to serve at, and keys and origins of clients; seconds that an answer may take; roots of the adapters
+    and models that clients add, and the file in which it is kept which they have added."""
 
     host: str
     port: int
@@ -158,7 +158,7 @@ class ServingOptions:
     additions_file: Path | None = None
 
     def read_additions(self) -> Additions:
-        """What clients had added before; nothing, where they add nothing.
+        """Read what clients had added before; nothing, where they may add nothing.
 
         Raises:
             ConfigurationError: the file cannot be read, or is not what was written.
@@ -210,7 +210,7 @@ def serving_options(options: argparse.Namespace) -> ServingOptions:
 
 
 def _additions_file(options: argparse.Namespace) -> Path | None:
-    """Where it is kept what clients add: with what a coordinator is known by; None where that is new each time."""
+    """File that keeps what clients add, beside the coordinator's cluster or identity; None where it has neither."""
     directory: Path | None = options.cluster or options.new_cluster
     if directory is not None:
         return directory / ADDITIONS_FILE

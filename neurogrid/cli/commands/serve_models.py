@@ -100,7 +100,7 @@ async def find_models(
 
 
 def name_of(options: argparse.Namespace) -> str:
-    """What a model is called that was found."""
+    """Name of a model that was found."""
     from neurogrid.model.embedded import embedded_model_path
     from neurogrid.model.files.checkpoint_files import model_name_of
 
@@ -304,7 +304,7 @@ class _Opener:
         )
 
     def _known_workers(self) -> list[str]:
-        """Where the workers are that the other models have."""
+        """Addresses of the workers that the open models have."""
         return [
             address
             for coordinator in self._open.values()
@@ -315,7 +315,7 @@ class _Opener:
 
 
 def listening_beside(options: argparse.Namespace) -> Listening:
-    """Where a further host of this process listens: at the same addresses, on free ports."""
+    """Addresses that a further host of this process listens on: the same, on free ports."""
     if options.listen:
         return Listening(tuple(_PORT.sub("0", address) for address in options.listen))
     own = copy.copy(options)

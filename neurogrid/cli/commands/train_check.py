@@ -133,7 +133,7 @@ def _print(screen: Screen, run: RunFile, directory: RunDirectory, lines: Iterabl
 
 
 def _num_members(options: argparse.Namespace, run: RunFile) -> int:
-    """How many members it is told for; a chain has one for each stage."""
+    """Number of members that the estimate is for; a chain has one for each stage."""
     num_speeds, num_stages = len(options.speed), run.layout.stages
     if run.is_chain:
         for flag, given in (("--speed", num_speeds), ("--memory", len(options.memory))):
@@ -192,7 +192,7 @@ def _prepared(run: RunFile, model: Path, numbers: ModelNumbers) -> tuple[RunFile
 
 
 def _lines(run: RunFile, told: Estimate) -> Iterator[str]:
-    """What the run will take, for people."""
+    """Yield an estimate of what the run takes, in lines for people."""
     known = format_bytes(told.activation_bytes) if told.activation_bytes else "not known,"
     yield f"what it takes, with {told.num_members} members"
     yield f"parameters   {told.num_parameters:,} that are trained"
@@ -235,7 +235,7 @@ def _lines(run: RunFile, told: Estimate) -> Iterator[str]:
 
 
 def _audit_lines(run: RunFile, told: Estimate) -> Iterator[str]:
-    """What it costs that results are computed again."""
+    """Yield the costs of computing results again, in lines for people."""
     copies = min(run.checks.auditors, told.num_members - 1)
     number, vector = run.checks.audit * copies, 4 * told.num_parameters
     # Of 16 rounds the weights, three momenta of its own, and those that it has fetched.
@@ -258,7 +258,7 @@ def _steps(number: int) -> str:
 
 
 def _measured(directory: RunDirectory) -> Iterator[str]:
-    """What rounds took, where the run has begun."""
+    """Yield the time that a round took, and tokens a second, where the run has begun; else nothing."""
     found = [each for each in directory.figures() if {"round", "seconds", "tokens"} <= each.keys()]
     if len(found) < 2 or found[-1]["round"] <= found[0]["round"]:
         return

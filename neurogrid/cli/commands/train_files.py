@@ -328,7 +328,7 @@ def _rows(directory: RunDirectory, *, now: float) -> Iterator[tuple[str, str]]:
 
 
 def _changes(directory: RunDirectory) -> Changes:
-    """What was changed of the run, as far as its journal can be read."""
+    """Changes that were made to the run, as far as its journal can be read."""
     from neurogrid.training.runs.changes import Changes
     from neurogrid.training.runs.journal import read_journal
 
@@ -340,7 +340,7 @@ def _changes(directory: RunDirectory) -> Changes:
 
 
 def _changed(directory: RunDirectory, run: RunFile, changes: Changes) -> Iterator[tuple[str, str]]:
-    """What was changed of the run, and what is wanted and not so yet."""
+    """Yield rows of changes that were made to the run, and of those that are wanted and not made yet."""
     from neurogrid.training.runs.changes import changed_run, differing, told, words_of
     from neurogrid.training.runs.run_directory import read_changes
 
@@ -357,7 +357,7 @@ def _changed(directory: RunDirectory, run: RunFile, changes: Changes) -> Iterato
 
 
 def _banned(directory: RunDirectory, now: float) -> Iterator[tuple[str, str]]:
-    """Who may not take part at the moment, as far as the journal can be read."""
+    """Yield a row for each peer that is banned at the moment, as far as the journal can be read."""
     from neurogrid.p2p.trust.certificate import format_time
     from neurogrid.training.runs.entries import BannedEntry
     from neurogrid.training.runs.journal import read_journal
@@ -374,7 +374,7 @@ def _banned(directory: RunDirectory, now: float) -> Iterator[tuple[str, str]]:
 
 
 def _checked(directory: RunDirectory) -> Iterator[tuple[str, str]]:
-    """What members computed again of what others claimed, and what came of it, as far as that was written down."""
+    """Yield rows of results that members computed again, and what came of it, as far as that was written down."""
     from neurogrid.training.runs.entries import EpochEntry
     from neurogrid.training.runs.journal import read_journal
 
@@ -426,7 +426,7 @@ def _stages(figures: Figures) -> str:
 
 
 def _waited(figures: Figures) -> str:
-    """What stages waited in the last step, and what of it is its order's."""
+    """Share of the last step that stages waited, and the share that the order of micro-batches makes them wait."""
     waited = f"{figures['waited']:.0%} of the last step"
     if "bubble" not in figures:
         return waited
@@ -434,7 +434,7 @@ def _waited(figures: Figures) -> str:
 
 
 def _judged(directory: RunDirectory) -> Iterator[tuple[str, str]]:
-    """What the journal proves, or what is wrong with it; nothing where the run has none yet."""
+    """Yield a row that says what the journal proves, or its first fault; none where the run has no journal yet."""
     from neurogrid.training.runs.audit import audit
     from neurogrid.training.runs.journal import read_journal
     from neurogrid.training.runs.witnessed_machine import epoch_rules, fold_epochs
@@ -475,7 +475,7 @@ def _counted(figures: Figures, name: str) -> str:
 
 
 def _goals(stop: StopSection, figures: Figures) -> Iterator[str]:
-    """What the run stops at, each with how much of it is done."""
+    """Yield each goal that the run stops at, with the share of it that is done."""
     done = {
         "tokens": figures.get("tokens"),
         "steps": figures.get("step"),

@@ -1,4 +1,4 @@
-"""What every command about a run file begins with: the file, the directory of the run, and where its model is."""
+"""First steps of every command about a run file: the file, the directory of the run, and the place of its model."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def add_run_file(parser: argparse.ArgumentParser) -> None:
 
 
 def run_directory(options: argparse.Namespace, run: RunFile) -> Path:
-    """Where the run is kept."""
+    """Directory in which the run is kept."""
     directory: Path | None = options.dir
     return RUNS / run.name if directory is None else directory
 
@@ -84,7 +84,7 @@ def check_paths(run: RunFile, model: Path) -> None:
 
 
 def place_of(config: str, folder: str = "") -> Path | ModelName:
-    """What `config` of [model] says: a path, or a name at the hub.
+    """Place of the model that `config` of [model] names: a path, or a name at the hub.
 
     Args:
         folder: that relative paths begin at; a `~` at the beginning is a home.

@@ -1,4 +1,4 @@
-"""What people see of a run that is led: its page, its metrics, its panel in the terminal."""
+"""Views of a run that is led: its page, its metrics, its panel in the terminal."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 
 def add_seen_options(parser: argparse.ArgumentParser) -> None:
-    """Where the page of a run is, and who may see it."""
+    """Add the options of a run's page, of who may see it, and of metrics."""
     group = parser.add_argument_group("page", "the run in a browser, and for programs, over HTTP")
     port = group.add_mutually_exclusive_group()
     port.add_argument(

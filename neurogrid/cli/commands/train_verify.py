@@ -38,7 +38,7 @@ def add_verify_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _fault(run: RunFile | None, run_id: bytes, entries: Sequence[Entry]) -> str:
-    """What is wrong with the epochs of a witnessed run; of others torch need not be imported."""
+    """Fault of the epochs of a witnessed run, empty if there is none. Imports torch, which other runs do not need."""
     from neurogrid.training.checks import fault_of_epochs
 
     return fault_of_epochs(run, run_id, entries)

@@ -190,7 +190,7 @@ def add_common_options(parser: argparse.ArgumentParser, *, port_flag: str, is_wo
 
 
 def add_output_options(parser: argparse.ArgumentParser) -> None:
-    """How much a command says, and in which form."""
+    """Add the options of output: how much a command says, and in which form."""
     output = parser.add_argument_group("output")
     output.add_argument(
         "--log-level",
@@ -207,14 +207,14 @@ def add_output_options(parser: argparse.ArgumentParser) -> None:
 
 @dataclass(frozen=True)
 class Listening:
-    """Where to listen, and where instead if that is taken; empty for nowhere."""
+    """Addresses to listen on, and others to fall back on if those are taken; empty for none."""
 
     addresses: tuple[str, ...]
     fallback: tuple[str, ...] = ()
 
 
 def listening(options: argparse.Namespace, *, port_flag: str) -> Listening:
-    """Where to listen, from the options; tries it.
+    """Return the addresses to listen on, by the options; tries all but those that have a fallback.
 
     Raises:
         ConfigurationError: contradicting options, an address that is taken or no address to listen

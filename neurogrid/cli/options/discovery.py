@@ -1,4 +1,4 @@
-"""How a command finds peers, and is found: the options, and what they come to."""
+"""Options of discovery, by which a command finds peers and is found, and the settings they come to."""
 
 from __future__ import annotations
 

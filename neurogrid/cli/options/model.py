@@ -1,5 +1,5 @@
-"""Which model: a directory, of a run that of its newest checkpoint, or a name at a hub, which is a directory once it is
-in the cache."""
+"""Options that name a model: a directory, which for a run is that of its newest checkpoint; or a name at a hub, which
+is a directory once it is in the cache."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How this peer is reached: the options of both commands, and what `--diagnose` says of it."""
+"""Options of reach, by which this peer is reached, for both commands; and what `--diagnose` says of them."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def add_reach_options(group: argparse._ArgumentGroup) -> None:
 
 
 def reaching(options: argparse.Namespace, listen: tuple[str, ...]) -> ReachSettings:
-    """How this peer is reached, from the options.
+    """Return the settings of reach that the options come to.
 
     Args:
         options: as parsed.

@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 
 
 def add_trace_options(parser: argparse.ArgumentParser) -> None:
-    """Where traces go."""
+    """Add the option that says where traces go."""
     group = parser.add_argument_group("traces")
     group.add_argument(
         "--otlp-endpoint",
@@ -31,7 +31,7 @@ def add_trace_options(parser: argparse.ArgumentParser) -> None:
 def add_metrics_options(
     parser: argparse.ArgumentParser, *, port_type: Callable[[str], int]
 ) -> None:
-    """Where a worker, or the leader of a run, serves its metrics; a coordinator does so where it serves all else."""
+    """Add the options of the metrics of a worker or a run's leader; a coordinator serves its own with all else."""
     group = parser.add_argument_group("metrics")
     group.add_argument(
         "--metrics-port",

@@ -1,4 +1,4 @@
-"""How many threads torch computes with, and what they do while they wait: said before torch is loaded.
+"""Number of threads that torch computes with, and what they do while they wait: set before torch is loaded.
 
 OpenMP, with which torch computes on CPUs, reads its environment when it is loaded and never again. Its threads wait
 for the next kernel in a loop, for milliseconds. Where several processes share the cores, threads with nothing to do

@@ -336,6 +336,6 @@ def _as_coordinator(options: argparse.Namespace, admits: set[str]) -> Trust:
 
 
 def identity_file(options: argparse.Namespace, directory: Path | None) -> Path | None:
-    """Where the key pair of this peer lives: a certificate is made for one key, so the key is kept with it."""
+    """File of this peer's key pair: a certificate is made for one key, so the key is kept with it."""
     file: Path | None = options.identity
     return file or (directory / IDENTITY_FILE if directory else None)

@@ -1,4 +1,4 @@
-"""How a download from a hub looks: how much has come, how fast, and how long it will take yet.
+"""View of a download from a hub: how much has come, how fast, and how long it will take yet.
 
 A bar where somebody watches, a line now and then on a pipe.
 """

@@ -1,4 +1,4 @@
-"""Where a command writes: the completion to stdout, all that is said to stderr, so that neither tears the other.
+"""Output of a command: the completion to stdout, all that is said to stderr, so that neither tears the other.
 
 Where both are one terminal, what is said while a completion stands half written on the row of the cursor takes that
 row, and the row is written again below. A terminal gets line breaks between words where its rows end; on a pipe stdout

@@ -1,4 +1,4 @@
-"""How the coordinator's progress looks as lines: the plan, the transfer, what failed and what was done about it.
+"""Progress of a coordinator as lines: the plan, the transfer, what failed and what was done about it.
 
 All of it goes to stderr, readable without colour. On a terminal what takes a while moves; on a pipe it is lines, too,
 and where programs read them, objects.

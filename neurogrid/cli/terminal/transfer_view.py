@@ -1,4 +1,4 @@
-"""How weights on their way look: for each worker how much has come, how fast, and how long it will take yet.
+"""View of weights on their way: for each worker how much has come, how fast, and how long it will take yet.
 
 Bars where somebody watches, a line now and then on a pipe.
 """

@@ -23,7 +23,7 @@ _LETTERS: Final = frozenset({"L", "N"})
 
 
 class WordWrap:
-    """Where the cursor of a terminal is, and the word that may not fit behind it.
+    """Row that the cursor of a terminal is on, and the word that may not fit behind it.
 
     Attributes:
         row: what stands on the row of the cursor.

@@ -196,7 +196,7 @@ def short_ids(text: str) -> str:
 
 
 def bar(part: float, *, cells: int = 10) -> str:
-    """How much of something is done, 0 to 1, in so many columns."""
+    """Return a progress bar of `cells` columns and two brackets; `part` is the share that is done, 0 to 1."""
     filled = round(min(max(part, 0.0), 1.0) * cells)
     return "[" + "#" * filled + "." * (cells - filled) + "]"
 

@@ -215,7 +215,7 @@ def _computed(status: WorkerStatus) -> tuple[str, ...]:
 
 
 def _came(status: WorkerStatus) -> tuple[str, ...]:
-    """Where its weights came from, and what is kept of them."""
+    """Say where the worker's weights came from, and how much its cache has of its limit."""
     figures = [
         f"{format_bytes(num_bytes)} {SOURCES[source]}"
         for source, num_bytes in status.weights_from.items()
