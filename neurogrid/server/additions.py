@@ -63,7 +63,7 @@ class _Kept:
 
 
 class Additions:
-    """What clients have added, by name.
+    """Models and adapters that clients have added, by name.
 
     Args:
         file: where it is kept; None where it is forgotten at the end.
@@ -76,7 +76,7 @@ class Additions:
 
     @classmethod
     def read(cls, file: Path | None) -> Additions:
-        """What is kept in a file; nothing, where there is none.
+        """Read what is kept in a file; nothing, where there is none.
 
         Raises:
             ConfigurationError: it cannot be read, or is not what was written.
@@ -153,7 +153,7 @@ class Additions:
 
 
 def model_state(path: Path) -> str:
-    """What the files of a model are like, by names, sizes and times: another text where one of them is another file.
+    """Digest of the names, sizes and times of a model's files: another text where one of them is another file.
 
     Args:
         path: of its directory, or of its file.
@@ -176,7 +176,7 @@ def model_state(path: Path) -> str:
 
 
 def _decode(data: bytes) -> _Kept:
-    """What was written; raises what tells that this is something else."""
+    """Decode what was written; anything else raises ValueError, TypeError, LookupError or RecursionError."""
     told = _table(json.loads(data))
     if told["version"] != _VERSION:
         raise ValueError(f"version {told['version']!r}, and {_VERSION} is known here")

@@ -100,7 +100,7 @@ class Backend:
 
     @property
     def names(self) -> Collection[str]:
-        """Those of its model and adapters, as far as they are known."""
+        """Names of the coordinator's model and adapters, as far as they are known."""
         if self._coordinator is None:
             return ()
         return (self._coordinator.model.name, *self._coordinator.adapters.names)

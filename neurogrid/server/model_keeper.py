@@ -27,7 +27,7 @@ _STANDS_BY: Final = "%s stands by until somebody asks for it and another model g
 
 
 class ModelOpener(Protocol):
-    """What a model is opened by: it knows where it is, and everything else that a coordinator is told."""
+    """Opener of models, which knows where each is, and everything else that a coordinator is told."""
 
     def open(self, model: ServedModel) -> AbstractAsyncContextManager[Coordinator]:
         """Open a model's coordinator; raises what is wrong with it, or that there is no room."""

@@ -38,7 +38,7 @@ MODEL_RETRY_AFTER: Final = 10.0
 
 @dataclass(frozen=True)
 class Remembered:
-    """What is told of a model that is not open.
+    """Facts that are told of a model while it is not open.
 
     Attributes:
         adapters: directories of those beside it, by name, in their order.
@@ -81,19 +81,19 @@ class ServedModel(Backend):
 
     @property
     def state(self) -> ModelState:
-        """Where it is; closing until it is forgotten, and after that."""
+        """State of the model; closing once the residency has forgotten it."""
         if not self._residency.is_known(self.name):
             return ModelState.CLOSING
         return self._residency.state(self.name)
 
     @property
     def reason(self) -> str:
-        """Why, in words; empty where there is nothing to say."""
+        """Reason for that state, in words; empty where there is nothing to say."""
         return self._residency.reason(self.name) if self._residency.is_known(self.name) else ""
 
     @property
     def told(self) -> dict[str, Json]:
-        """Where it is, and why if there is something to say, as JSON has it."""
+        """State, and reason if there is something to say, as JSON has it."""
         told: dict[str, Json] = {"state": self.state.value}
         if self.reason:
             told["reason"] = self.reason
@@ -329,7 +329,7 @@ class Models:
 
     @property
     def why_not_ready(self) -> str | None:
-        """Why nobody should be sent here: the models of the start are still being opened, or there is none."""
+        """Reason to send nobody here: the models of the start are still being opened, or none can serve; else None."""
         if self._is_ending:
             return "the server is about to end"
         models = self.all()
@@ -349,7 +349,7 @@ class Models:
         return None if None in reasons else reasons[0]
 
     def begun(self) -> None:
-        """Those of the start are open, or stand by."""
+        """Note that the models of the start are open, or stand by."""
         self._has_begun = True
 
     def not_ready(self, reason: str) -> APIError:

@@ -1,1 +1,1 @@
-"""What editors ask of llama.cpp's server, in front of the same coordinator: `/infill`."""
+"""API of llama.cpp's server for editors, in front of the same coordinator: `/infill`."""

@@ -1,4 +1,4 @@
-"""How llama.cpp's server writes the answer of `/infill`: an object, or events of which the last has counts and times.
+"""Shape of llama.cpp's answers of `/infill`: an object, or events of which the last has counts and times.
 
 https://github.com/ggml-org/llama.cpp/blob/master/tools/server/README.md, "POST /completion", "Response format"
 """

@@ -1,4 +1,4 @@
-"""How Ollama's API writes answers: objects with `message` or `response`, one a line in a stream, the last with counts.
+"""Answers of Ollama's API: objects with `message` or `response`, one a line in a stream, the last with counts.
 
 https://github.com/ollama/ollama/blob/main/docs/api.md
 """
@@ -118,7 +118,7 @@ class OllamaShape:
         return {**answer, "done": done}
 
     def _counts(self, usage: Usage) -> dict[str, object]:
-        """What the last object has besides. Durations in nanoseconds."""
+        """Fields that the last object has besides. Durations in nanoseconds."""
         return {
             "done_reason": "stop" if self._reason == "tool_calls" else self._reason,
             "total_duration": time.monotonic_ns() - self._made,

@@ -1,4 +1,4 @@
-"""What Ollama's API tells of models: the one that is served, and the adapters beside it.
+"""Facts that Ollama's API tells of models: the one that is served, and the adapters beside it.
 
 What Ollama reads from its own files is told as far as a checkpoint has it. The digest is of the model's name and
 config, in hexadecimals: it differs where models do, and is no digest of their weights.
@@ -27,7 +27,7 @@ def listed(coordinator: Coordinator) -> list[dict[str, object]]:
 
 
 def shown(coordinator: Coordinator, name: str) -> dict[str, object]:
-    """What `/api/show` tells of a model, by the name that `/v1/models` has."""
+    """Return the facts that `/api/show` tells of a model, by the name that `/v1/models` has."""
     model = coordinator.model
     parent = dict(_names(coordinator))[name]
     config: Any = model.config.get_text_config(decoder=True)
@@ -108,7 +108,7 @@ def _details(model: LoadedModel, parent: str) -> dict[str, object]:
 
 
 def _stats(model: LoadedModel) -> Iterator[os.stat_result]:
-    """What the system says of the files of a model, as far as they are there: it is served without them, too."""
+    """Yield the status of each file of a model that is still there: the model is served without them, too."""
     for file in model.checkpoint.files:
         with suppress(OSError):
             yield file.stat()

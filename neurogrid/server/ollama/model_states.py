@@ -1,4 +1,4 @@
-"""What Ollama's API tells of all models: `/api/tags`, which there are, and `/api/ps`, which are open."""
+"""Lists of models in Ollama's API: those that there are (`/api/tags`), and those that are open (`/api/ps`)."""
 
 from __future__ import annotations
 

@@ -193,7 +193,7 @@ def _content(text: str, images: Sequence[str]) -> str | list[dict[str, Any]]:
 
 
 def _form(body: Mapping[str, Any]) -> dict[str, Any]:
-    """What a request says of thoughts and of the answer's format, as OpenAI's API has it."""
+    """Fields of a request about thoughts and the answer's format, as OpenAI's API has them."""
     fields: dict[str, Any] = {}
     wanted = body.get("format")
     if wanted == "json":
@@ -221,7 +221,7 @@ def _with_logprobs(fields: dict[str, Any], body: Mapping[str, Any]) -> dict[str,
 
 
 def _fields(body: Mapping[str, Any], model: LoadedModel) -> dict[str, Any]:
-    """What a request says of sampling, as OpenAI's API has it."""
+    """Fields of a request about sampling, as OpenAI's API has them."""
     options = body.get("options") or {}
     recommended = recommended_sampling(model)
     fields = {name: value for name, value in _DEFAULTS.items() if name not in recommended}

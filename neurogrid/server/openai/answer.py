@@ -60,7 +60,7 @@ ROUTE_RETRY_AFTER = 5.0
 
 @dataclass(frozen=True)
 class Framing:
-    """How the events of a stream stand in its body.
+    """Framing of the events of a stream in its body.
 
     Attributes:
         before, after: what stands around the JSON of each event.
@@ -128,7 +128,7 @@ class Usage:
 
 
 class AnswerShape(Protocol):
-    """How an API writes answers; made for each request."""
+    """Shape of an API's answers; made for each request."""
 
     framing: Framing
 
@@ -400,7 +400,7 @@ def server_ended() -> APIError:
 
 
 def api_error(error: NeuroGridError) -> APIError:
-    """What a client is told where computing fails."""
+    """Return the error that a client is told where computing fails."""
     if isinstance(error, ConfigurationError):
         return APIError(400, str(error), code="invalid_value")
     if isinstance(error, CapacityError | RequestRefusedError):

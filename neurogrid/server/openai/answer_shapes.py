@@ -1,4 +1,4 @@
-"""How the two APIs write answers: `chat.completion` and `text_completion`, whole and in events.
+"""Shapes of answers of the two APIs: `chat.completion` and `text_completion`, whole and in events.
 
 https://platform.openai.com/docs/api-reference/chat and .../completions.
 """

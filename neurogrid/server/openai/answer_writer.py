@@ -201,7 +201,7 @@ def written_prompt(
 
 
 def held_back(text: str, stop: Sequence[str]) -> int:
-    """How many characters at the end of `text` could be the beginning of one of `stop`, but not the whole of it."""
+    """Number of characters at the end of `text` that could be the beginning of one of `stop`, but not all of it."""
     longest = max(map(len, stop), default=1) - 1
     for length in range(min(longest, len(text)), 0, -1):
         end = text[-length:]

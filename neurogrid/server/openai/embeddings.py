@@ -35,7 +35,7 @@ MAX_VALUES: Final = 8 * 1024 * 1024
 
 @dataclass(frozen=True)
 class Embedded:
-    """What came of the texts of a request.
+    """Embeddings of the texts of a request.
 
     Attributes:
         num_tokens: of all of them.

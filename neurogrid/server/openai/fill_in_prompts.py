@@ -14,7 +14,7 @@ __all__ = ["fill_in_ends", "fill_in_prompt", "read_filling"]
 
 
 def read_filling(model: LoadedModel, param: str) -> FillIn:
-    """What the model's tokenizer has for filling in.
+    """Read the tokens that the model's tokenizer has for filling in.
 
     Args:
         param: the field of the request that asks for it.

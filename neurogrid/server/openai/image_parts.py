@@ -60,7 +60,7 @@ IMAGE_PART: Schema = {
 
 
 def input_modalities(*, sees: bool) -> list[str]:
-    """What a model takes, as `/v1/models` tells it."""
+    """Kinds of input that a model takes, as `/v1/models` tells them."""
     return ["text", "image"] if sees else ["text"]
 
 

@@ -29,7 +29,7 @@ __all__ = ["ModelPlaces", "model_routes"]
 
 
 class ModelPlaces(Protocol):
-    """Where models are that clients add."""
+    """Places of the models that clients add."""
 
     async def find(self, place: str, name: str | None) -> str:
         """Look for a model at a place, and note where it is; the name that it is to have.

@@ -438,7 +438,7 @@ def check_length(
 
 
 def _room(prompt: Sequence[int], model: LoadedModel, param: str, max_tokens: float | None) -> int:
-    """How many tokens may be generated after `prompt`."""
+    """Number of tokens that may be generated after `prompt`."""
     check_length(prompt, model, param, num_new=0 if max_tokens == 0 else 1)
     free = model.max_seq_len - len(prompt)
     if max_tokens is not None and max_tokens > free:
@@ -497,7 +497,7 @@ def _sampling(body: Mapping[str, Any], model: LoadedModel) -> SamplingParams:
 
 
 def recommended_sampling(model: LoadedModel) -> dict[str, Any]:
-    """What the checkpoint's generation_config.json says of sampling, where that can be: fields of a request."""
+    """Sampling that the checkpoint's generation_config.json recommends, as those fields of a request that are valid."""
     config = model.checkpoint.generation_config
     fields = {}
     for name in _DEFAULTS:

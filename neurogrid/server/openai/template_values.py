@@ -22,7 +22,7 @@ MAX_VARIABLES_DEPTH = 8
 
 
 def read_ending(body: Mapping[str, Any]) -> ChatEnding:
-    """How the conversation of a chat request, whose fields are checked, ends.
+    """Ending of the conversation of a chat request, whose fields are checked.
 
     Raises:
         APIError: 422, it cannot end so.

@@ -1,1 +1,1 @@
-"""What a leader serves of its training run: status, figures, journal, checkpoints, and whether it learns."""
+"""API of a leader for its training run: status, figures, journal, checkpoints, and whether it learns."""

@@ -1,4 +1,4 @@
-"""How the Responses API writes an answer: a response with items; streamed, each step as an event with a number.
+"""Shape of answers of the Responses API: a response with items; streamed, each step as an event with a number.
 
 https://platform.openai.com/docs/api-reference/responses-streaming
 """

@@ -53,7 +53,7 @@ def answer_grammar(
 
 
 def _by_format(body: Mapping[str, Any], grammar: GrammarText) -> tuple[str | None, str]:
-    """What the rule of the answer is, and the field that says so."""
+    """Rule of the answer, None where any will do, and the field of the request that says so."""
     outputs = {
         name: value
         for name, value in (body.get("structured_outputs") or {}).items()
@@ -121,7 +121,7 @@ class _Rules:
         self._schemas: dict[str, str] = {}
 
     def thinking(self, thinking: Thinking | None) -> str:
-        """What the model thinks: it goes on where the prompt has begun it, and may begin otherwise."""
+        """Rule of the model's thoughts: they go on where the prompt has begun them, and may begin otherwise."""
         if thinking is None:
             return ""
         self._grammar.rule("ANYTHING", _ANYTHING)

@@ -1,5 +1,5 @@
 # ruff: noqa: RUF001  # DeepSeek writes its marks with a wide bar.
-"""How models write calls of tools, and what they think before they answer: known formats, recognised by the template.
+"""Formats in which models write calls of tools, and what they think before they answer, recognised by the template.
 
 A checkpoint's chat template has what its model was taught in its text: the marks before and after a call. A template
 that is told of tools and whose marks are none of these is refused, as its calls would come out as text.
@@ -15,7 +15,7 @@ __all__ = ["CallFormat", "Style", "Thinking", "call_format", "thinking_of"]
 
 
 class Style(enum.Enum):
-    """What a call is, between its marks."""
+    """Style of a call, between its marks."""
 
     OBJECT = enum.auto()
     """A JSON object with the tool's name and its arguments."""
@@ -168,7 +168,7 @@ _THINKING: Final = (("<think>", "</think>"), ("[THINK]", "[/THINK]"))
 
 
 def thinking_of(template: str, prompt: str) -> Thinking | None:
-    """What a template says of thinking; None where its model does not, or not any more.
+    """Marks around thoughts that a template has; None where its model does not think, or has done so already.
 
     Args:
         prompt: the conversation that the template made, up to where the answer begins.

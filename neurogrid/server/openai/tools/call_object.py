@@ -31,7 +31,7 @@ class JsonValue:
         self._is_scalar = False
 
     def push(self, text: str) -> int:
-        """How many characters of `text` belong to the value; all of them until it is over."""
+        """Take text; return how many of its characters belong to the value: all of them until it is over."""
         self.has_begun |= bool(text)
         for index, character in enumerate(text):
             if self._in_string:
@@ -80,7 +80,7 @@ _NEXT = {
 
 @dataclass(frozen=True, slots=True)
 class CallText:
-    """What became known of a call.
+    """Text of a call that became known.
 
     Attributes:
         name: of the tool, once.

@@ -316,7 +316,7 @@ class MessageReader:
             self.is_over = True
 
     def _no_call(self) -> None:
-        """What was taken for a call is text."""
+        """Tell as text what was taken for a call."""
         self._tell_text(self._raw)
         self._raw = ""
         assert self._format is not None
@@ -352,7 +352,7 @@ class MessageReader:
         return taken
 
     def _num_held(self, mark: str) -> int:
-        """How much of the buffer's end could belong to `mark`, or is space before it."""
+        """Number of characters at the buffer's end that could belong to `mark`, or are space before it."""
         num_held = held_back(self._buffer, (mark,))
         given = self._buffer[: len(self._buffer) - num_held]
         return len(self._buffer) - len(given.rstrip())

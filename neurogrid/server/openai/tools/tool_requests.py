@@ -1,4 +1,4 @@
-"""What a chat request says of tools, checked; and its messages as a template wants them, those of tools included.
+"""Tools of a chat request, checked; and its messages as a template wants them, those of tools included.
 
 https://platform.openai.com/docs/guides/function-calling.
 """
