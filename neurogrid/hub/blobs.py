@@ -45,7 +45,7 @@ def is_digest(text: str) -> bool:
 
 
 def partial_of(blob: Path) -> Path:
-    """Where what has come of a blob lies until it is whole."""
+    """Return the path of the part of a blob that has come, until the blob is whole."""
     return blob.with_name(f"{blob.name}.incomplete")
 
 

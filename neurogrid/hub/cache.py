@@ -28,7 +28,7 @@ _TOKENIZERS: Final = ("tokenizer", "vocab", "tekken")
 
 
 def cache_directory() -> Path:
-    """Where the snapshots of all models lie."""
+    """Directory in which the snapshots of all models lie."""
     from huggingface_hub import constants
 
     return Path(constants.HF_HUB_CACHE)
@@ -93,7 +93,7 @@ def read_index(model: str, file: Path) -> Mapping[str, object]:
 
 
 def _sizes(folder: Path) -> dict[str, int]:
-    """What lies in a snapshot."""
+    """Return the sizes of the files in a snapshot, in bytes by path."""
     found = (*folder.glob("*"), *folder.glob("additional_chat_templates/*"))
     return {
         path.relative_to(folder).as_posix(): path.stat().st_size for path in found if path.is_file()

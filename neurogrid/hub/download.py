@@ -33,7 +33,7 @@ class DownloadProgress:
         """Another process fetches the same model, and is waited for."""
 
     def found(self, total: int, there: int, num_files: int, folder: Path) -> None:
-        """What is to come is known.
+        """Learn how much is to come.
 
         Args:
             total: bytes of all files that are needed.
@@ -101,7 +101,7 @@ async def download(name: ModelName, progress: DownloadProgress) -> Path:
 
 
 def _environment() -> dict[str, str]:
-    """That of the process which goes to the network: as ours was, and nothing is told of whoever uses it."""
+    """Environment of the process that goes to the network: as ours was, but with no telemetry about the user."""
     environment = {
         **os.environ,
         "HF_HUB_DISABLE_TELEMETRY": "1",

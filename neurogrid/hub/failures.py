@@ -1,4 +1,4 @@
-"""What library, network and disk raise while a model is fetched, in a sentence for whoever typed its name."""
+"""Errors of library, network and disk while a model is fetched, in a sentence for whoever typed its name."""
 
 from __future__ import annotations
 

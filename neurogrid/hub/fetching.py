@@ -58,7 +58,7 @@ T = TypeVar("T")
 
 
 class Event:
-    """What is told on stdout, by the field `event`.
+    """Values of the field `event` of what is told on stdout.
 
     `found` has `total` and `there` (bytes), `num_files` and `folder`; `came` has `there`; `silent` has
     `reason` and `seconds`, until the hub is asked again; `waiting` has nothing;
@@ -341,7 +341,7 @@ def _are_over(running: list[Future[None]]) -> bool:
 
 
 def _patiently(ask: Callable[[], T]) -> T:
-    """What a question gives; asked again where the hub is out of order for a moment."""
+    """Return what `ask` does; call it again while the hub is out of order for a moment."""
     for delay in ASK_DELAYS:
         try:
             return ask()

@@ -1,4 +1,4 @@
-"""What stands where a model is named: a directory, or the name of a repository at a hub."""
+"""Names of models: a directory, or the name of a repository at a hub."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which files of a repository a model is made of: config, safetensors, tokenizer, chat template, and no other; or one
+"""Files of a repository that a model is made of: config, safetensors, tokenizer, chat template, and no other; or one
 model in GGUF, which has all of that in itself.
 
 Pure. Names of files come from a stranger: only those that are known here are taken, without a directory in them, so
@@ -62,8 +62,8 @@ _OTHER_WEIGHTS: Final = (
 
 
 def needed_files(name: ModelName, paths: Collection[str]) -> list[str]:
-    """What is to be there of a repository: all shards of a model in GGUF; or what stands beside the weights and these,
-    or their index (`shards`).
+    """Return the files of a repository that are needed: all shards of a model in GGUF; or the weights, or their index
+    (`shards`), and what stands beside them.
 
     Raises:
         ConfigurationError: the repository has no model that can be read, or several, or not that one.
@@ -78,7 +78,7 @@ def needed_files(name: ModelName, paths: Collection[str]) -> list[str]:
 
 
 def model_path(folder: Path, needed: Collection[str]) -> Path:
-    """What of a snapshot with these files is opened: itself, or the first shard in GGUF."""
+    """Return the path of a snapshot that is opened: its directory, or of a model in GGUF the first shard."""
     in_gguf = sorted(path for path in needed if path.endswith(".gguf"))
     return folder / in_gguf[0] if in_gguf else folder
 
@@ -121,7 +121,7 @@ def _told(models: Sequence[str]) -> str:
 
 
 def companions(paths: Collection[str]) -> list[str]:
-    """What stands beside the weights."""
+    """Return those files that stand beside the weights: config, tokenizer and the like."""
     return sorted(path for path in paths if _COMPANIONS.fullmatch(path))
 
 
@@ -179,7 +179,7 @@ def _are_texts(table: Mapping[object, object]) -> bool:
 
 
 def _instead(paths: Collection[str]) -> str:
-    """What its weights are, where they are no safetensors."""
+    """Say what the weights are, where they are no safetensors; empty where nothing known is there."""
     for kind, endings in _OTHER_WEIGHTS:
         for path in sorted(paths):
             if path.endswith(endings):
