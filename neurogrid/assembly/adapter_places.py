@@ -1,4 +1,4 @@
-"""Where an adapter is, from what somebody names: its directory, or that of the training run that made it."""
+"""Places of adapters, by what somebody names: the adapter's directory, or that of the training run that made it."""
 
 from __future__ import annotations
 
@@ -35,5 +35,5 @@ def adapter_directory(path: Path) -> Path:
 
 
 def adapter_name(path: Path) -> str:
-    """What an adapter is called that was given no name: as its directory, or as its run."""
+    """Return the name of an adapter that was given none: that of its directory, or of its run's."""
     return path.resolve().name

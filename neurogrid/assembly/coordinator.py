@@ -126,7 +126,7 @@ async def open_coordinator(
 async def _open_speculation(
     settings: CoordinatorSettings, model: LoadedModel, stack: AsyncExitStack, progress: Progress
 ) -> Speculation | None:
-    """What tokens are proposed by; None for nothing, which is said with the reason."""
+    """Return the speculation that proposes tokens; None for none, which is said with the reason."""
     if settings.draft is not None and (settings.speculate == "off" or model.why_no_speculation):
         reason = model.why_no_speculation or "--speculate off forbids what it is for"
         raise ConfigurationError(f"--draft {settings.draft} is of no use: {reason}")

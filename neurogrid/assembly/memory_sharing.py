@@ -1,4 +1,4 @@
-"""What several models of one process plan with: the machines are the same, and each counts on its own part of them.
+"""Memory that several models of one process plan with: each counts on its own part of the same machines.
 
     sharing = MemorySharing()
     sharing.expect("A", demand), sharing.expect("B", demand)      # all that are to be opened, before the first is
@@ -65,7 +65,7 @@ def demand_of(model: LoadedModel, settings: CoordinatorSettings, *, asked: float
 
 @dataclass
 class _Held:
-    """What an open model holds, looked up when it is asked for.
+    """Memory that an open model holds, looked up when it is asked for.
 
     Attributes:
         local_ids: peer ids under which this machine's memory is in the plan.
@@ -118,7 +118,7 @@ class MemorySharing:
         self._kept.pop(name, None)
 
     def share(self, demand: SharedModel) -> MemoryShare:
-        """What a model that is opened now plans with."""
+        """Return the part of the memory that a model which is opened now plans with."""
         self.expect(demand)
         return MemoryShare(self, demand)
 
@@ -143,7 +143,7 @@ class MemorySharing:
         return taken
 
     def _num_beside(self, name: str) -> Counter[str]:
-        """How many other open models each peer computes for, by peer id."""
+        """Number of other open models that each peer computes for, by peer id."""
         return Counter(
             stage.peer_id
             for other, held in self._held.items()

@@ -1,4 +1,4 @@
-"""How many workers, stages and layers of its own a coordinator is asked for, checked: without torch, so that what
+"""Numbers of workers, stages and layers of its own that a coordinator is asked for, checked without torch, so that what
 cannot come true is told before anything is loaded."""
 
 from __future__ import annotations

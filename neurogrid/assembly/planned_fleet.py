@@ -106,7 +106,7 @@ class PlannedFleet:
         return tuple(self.fleet.infos.values())
 
     def explain(self, *, max_sessions: int, ends_seconds: float = 0.0) -> Explanation:
-        """Why the plan is as it is, with the links as they were measured."""
+        """Explain why the plan is as it is, with the links as they were measured."""
         size = self.model.size(
             num_sessions=max_sessions,
             ends_seconds=ends_seconds,

@@ -1,4 +1,4 @@
-"""What a model would take of the workers that are there in each form that its layers can have.
+"""Choices of quantization: what a model would take of the workers that are there, in each form of its layers.
 
 For whoever looks at a plan before anything is sent: as it is, and with each method of `--quantize`.
 """
