@@ -1,4 +1,4 @@
-"""Which sessions have had a step of late, and how long steps take: what a queue before the torch thread asks."""
+"""Sessions that have had a step of late, and the time that steps take, for a queue before the torch thread."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where weights and hashes are kept on disk between runs, and how much of it.
+"""Directory in which weights and hashes are kept between runs, and the limit of its size.
 
     ~/.cache/neurogrid/blobs/      layers that a worker was sent, by their content
     ~/.cache/neurogrid/models/     which layer of a model has which content: a hint

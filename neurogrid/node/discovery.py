@@ -1,4 +1,4 @@
-"""How a coordinator and its workers find each other when no address is typed."""
+"""Discovery, by which a coordinator and its workers find each other when no address is typed."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ NEWS_OF_MEMORY = 8
 
 @dataclass(frozen=True)
 class DhtSettings:
-    """Where to look beyond the local network.
+    """Settings of the DHT, for discovery beyond the local network.
 
     Attributes:
         namespace: the cluster's name in the DHT: members of one find each other.

@@ -57,7 +57,7 @@ class EventKind(StrEnum):
 
 
 class Severity(StrEnum):
-    """How much an event matters to somebody who watches."""
+    """Severity of an event, for somebody who watches."""
 
     INFO = "info"
     GOOD = "good"

@@ -1,4 +1,4 @@
-"""How often a value lay between which bounds: what happens thousands of times a second, in a few numbers.
+"""Histograms: counts of values by bounds, so that what happens thousands of times a second fits in a few numbers.
 
 Observing takes half a microsecond and no memory. One thread observes; others may look at it meanwhile.
 """
@@ -53,7 +53,7 @@ class Histogram:
 
     @property
     def num_values(self) -> int:
-        """How many were counted."""
+        """Number of values that were counted."""
         return sum(self.counts)
 
     @property

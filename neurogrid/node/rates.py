@@ -1,4 +1,4 @@
-"""How much of something there is a second, over a sliding window, in bounded memory.
+"""Rates, in amounts a second, over a sliding window, in bounded memory.
 
 Two ways to know: count as it happens (`RateWindow`), or look at a total now and then (`TotalRate`).
 """

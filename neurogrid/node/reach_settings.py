@@ -1,4 +1,4 @@
-"""How a worker or a coordinator is reached, and reaches others, where neither can simply be dialled."""
+"""Settings by which a worker or a coordinator is reached, and reaches others, where neither can simply be dialled."""
 
 from __future__ import annotations
 
