@@ -154,7 +154,7 @@ class WorkerBlobs:
         return await trio.to_thread.run_sync(self._layers_on_disk, model)
 
     def _forget_gone(self) -> None:
-        """What is neither in memory nor on disk any more: adapters and models come and go as long as a worker runs."""
+        """Forget blobs that are gone from memory, or from disk: a worker outlives many models and adapters."""
         cache = self._cache
         for blob_id, (_, pages) in list(self._in_memory.items()):
             if pages() is None:

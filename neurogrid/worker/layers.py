@@ -1,4 +1,4 @@
-"""Which layers a worker is to hold: the model's config, the assignment, and what it says it holds.
+"""Layers that a worker is to hold: the model's config, the assignment, and what the worker says it holds.
 
 ModelConfig -> ConfigAck, Assign -> AssignAck; then their bytes come (`transfers`).
 

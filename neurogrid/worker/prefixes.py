@@ -1,4 +1,4 @@
-"""What sessions had when they were closed, on disk: for others that begin with the same tokens.
+"""Prefixes on disk: the caches of sessions that were closed, for others that begin with the same tokens.
 
 A prefix is a blob like a layer's: in a cache of its own (`BlobCache`), within a limit, the least recently used going
 first, and nothing that is read is believed before it is hashed. Under which name its coordinator asks for it is told by
@@ -118,7 +118,7 @@ class WorkerPrefixes:
         return cache.note(identity.key.hex(), info.blob_id.hex().encode())
 
     def load(self, identity: PrefixIdentity) -> tuple[dict[int, LayerStates], int] | None:
-        """What `store` was given, verified; None if it is not there, or no longer good.
+        """Return the states and tokens that `store` was given, verified; None if they are not there, or no longer good.
 
         Raises:
             RequestRefusedError: there is no memory for it (OUT_OF_MEMORY).

@@ -49,7 +49,7 @@ class Promise:
 
 
 class Room:
-    """Who was promised how much.
+    """Promises of memory to tenants, by their owner.
 
     Args:
         idle_after: seconds without work after which a tenant gives way to one that needs its memory.

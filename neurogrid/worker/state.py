@@ -51,7 +51,7 @@ MAX_LAYERS_NAMED = 8
 
 
 class WeightSource(StrEnum):
-    """Where a layer's weights came from."""
+    """Source from which a layer's weights came."""
 
     COORDINATOR = "coordinator"
     WORKER = "worker"

@@ -1,4 +1,4 @@
-"""Which layers' bytes a worker takes, how large they may be, and what becomes of them.
+"""Transfers of layers to a worker: those whose bytes it takes, how large they may be, and what becomes of them.
 
 How blobs travel is the library's affair (`neurogrid.p2p.transfer`); this is its policy for a worker. A layer counts as
 held only under the content id that was offered; it is acknowledged once it is loaded, and Ready follows when the last
@@ -273,7 +273,7 @@ class TransferService(TransferPolicy):
 
 
 class _Place(NamedTuple):
-    """Where a layer goes that was offered; it is gone once the tenant has another model or assignment."""
+    """Place of a layer that was offered; it is gone once the tenant has another model or assignment."""
 
     tenant: Tenant
     model: HeldModel
