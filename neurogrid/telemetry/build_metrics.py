@@ -1,4 +1,4 @@
-"""Which NeuroGrid this is, and what it is."""
+"""Metric of the build: the version of NeuroGrid and of Python, and the role of this process."""
 
 from __future__ import annotations
 

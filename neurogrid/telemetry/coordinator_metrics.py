@@ -194,7 +194,7 @@ class ModelView(Protocol):
 
     @property
     def name(self) -> str:
-        """What it is called."""
+        """Name of the model."""
 
     @property
     def board(self) -> StatusBoard:
@@ -202,7 +202,7 @@ class ModelView(Protocol):
 
     @property
     def state(self) -> str:
-        """Where it is."""
+        """State of the model: `idle`, `opening`, `ready`, `closing` or `failed`."""
 
 
 class CoordinatorMetrics:
