@@ -83,7 +83,7 @@ class Coordinator(Blocking[AsyncCoordinator]):
 
     @property
     def why_not_ready(self) -> str | None:
-        """Which layers no worker is ready for; None where a token could be generated now."""
+        """Layers that no worker is ready for, and why; None where a token could be generated now."""
         return self._thread.call_sync(lambda: self._inner.why_not_ready)
 
     def status(self) -> ClusterStatus:

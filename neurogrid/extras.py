@@ -1,4 +1,4 @@
-"""Which extra of the distribution brings what is not installed.
+"""Extras of the distribution, by the modules that each brings.
 
     neurogrid              the transport library
     neurogrid[inference]   and the commands, the model, the server

@@ -60,7 +60,7 @@ _preloaded: list[str] = []
 
 @dataclass(frozen=True, slots=True)
 class Function:
-    """What a child calls.
+    """The function that a child calls.
 
     Attributes:
         main: as "module:name"; called with the child's socket, the descriptors that came with it, and the arguments.
