@@ -124,7 +124,7 @@ class _Seat:
 
 @dataclass(slots=True)
 class _Loss:
-    """What a member had told when its loss was looked at last, and the loss between that and the time before."""
+    """Totals of a member's last report that had new tokens, and the mean loss of those; None before the first one."""
 
     loss_sum: float = 0.0
     num_tokens: int = 0
@@ -132,7 +132,7 @@ class _Loss:
 
 
 class RunBoard(QuietProgress):
-    """What is known of a run. Used from the trio thread of its leader.
+    """Status of a run, gathered for people who watch it. Used from the trio thread of its leader.
 
     Args:
         run_file: of the run.
@@ -241,7 +241,7 @@ class RunBoard(QuietProgress):
 
     @property
     def bans(self) -> Sequence[BannedEntry]:
-        """Those that are in force, the newest of each peer, in the order of their numbers."""
+        """Bans that are in force, the newest of each peer, in the order of their numbers."""
         now = self._clock()
         return sorted(
             (each for each in self._bans.values() if each.is_in_force(now)),
@@ -577,7 +577,7 @@ class RunBoard(QuietProgress):
         return known.loss
 
     def _waits(self, look: LeaderLook | None, members: Sequence[MemberStatus]) -> str:
-        """What nothing goes on without; empty where it goes on."""
+        """Reason why the run does not go on at the moment; empty where it goes on."""
         if look is None:
             return "the model and the data are opened"
         state, least = look.state, look.rules.min_members
@@ -601,7 +601,7 @@ class RunBoard(QuietProgress):
     def _part(
         self, look: LeaderLook | None, figures: Figures, pace: float | None
     ) -> tuple[float | None, float | None]:
-        """How much of the run is done, and the seconds that the rest takes."""
+        """Share of the run that is done, 0 to 1, and the seconds that the rest takes; None for what is not known."""
         if look is None:
             return None, None
         if look.state.phase is Phase.ENDED:
@@ -697,7 +697,7 @@ class RunBoard(QuietProgress):
 
 
 def _name_of(peer: PeerLook, seat: int | None) -> str:
-    """What people call a member: as its rounds call it, where it has a seat."""
+    """Name of a member for people: its own, else the number of its seat, else the end of its peer id."""
     if peer.name:
         return peer.name
     return f"member {seat}" if seat is not None else f"…{peer.peer_id[-8:]}"

@@ -1,4 +1,4 @@
-"""What somebody wants changed of a run that goes on: a file in its directory, which `neurogrid train change` writes."""
+"""Changes that somebody wants of a run that goes on: a file in its directory, written by `neurogrid train change`."""
 
 from __future__ import annotations
 

@@ -116,7 +116,7 @@ def _asked(run: RunFile, model: Path) -> str:
 
 
 def _version_of(path: Path) -> tuple[int, ...]:
-    """What changes with a file; nothing of what is none."""
+    """Size and modification time in ns of a file, which change with it; empty for what is no file."""
     if not path.is_file():
         return ()
     status = path.stat()

@@ -48,7 +48,7 @@ class WeightDigests:
         return dict(self._since)
 
     def take(self) -> tuple[int, int]:
-        """How many were the same, and how many not, since the last call."""
+        """Take the numbers of digests that equalled the leader's, and of those that did not, since the last call."""
         found = self._equal, self._other
         self._equal = self._other = 0
         return found

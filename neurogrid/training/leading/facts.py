@@ -1,4 +1,4 @@
-"""What all members of a run are told alike."""
+"""Facts of a run that its leader tells all members alike, and the drawing of its id."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["RunFacts", "draw_run_id"]
 
 @dataclass(frozen=True, slots=True)
 class RunFacts:
-    """What all members of a run are told alike.
+    """Facts of a run that its leader tells all members alike.
 
     Attributes:
         run_id: 16 bytes.

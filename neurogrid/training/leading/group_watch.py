@@ -36,7 +36,7 @@ class GroupWatch:
         ended: Collection[Member],
         now: float,
     ) -> str:
-        """Why the group is given up; empty where it can decide, or where it is too early to say.
+        """Return why the group is given up; empty where it can decide, or where it is too early to say.
 
         Args:
             members: of the group.

@@ -51,7 +51,7 @@ class LackingError(NeuroGridError):
 
 
 class Hiring:
-    """What a leader has agreed with workers.
+    """Hiring of workers for a run: offers, starts, leases and dismissals.
 
     Args:
         exchange: of runs.
@@ -63,7 +63,7 @@ class Hiring:
         self.book = LeaseBook()
 
     async def ask(self, peer_id: str, need: Need) -> tuple[Offer, float]:
-        """What a worker offers, and when it was asked.
+        """Ask a worker for an offer, and return it with the time at which the worker was asked.
 
         Raises:
             LackingError: it offers nothing that will do.

@@ -1,4 +1,4 @@
-"""What a leader keeps of its run on disk: journal, figures, checkpoints; and how good the weights are on held-out data.
+"""Journal, figures and checkpoints of a run, as its leader keeps them on disk; and evaluation on held-out data.
 
 A round's figures, its evaluation and its checkpoint are one job, in the order of the rounds, beside the run: the rounds
 wait only for a keeper that is a few of them behind.
@@ -144,7 +144,7 @@ class Keeper:
 
     @property
     def seconds(self) -> float:
-        """That the run has taken."""
+        """Seconds that the run has taken."""
         return self._seconds_before + trio.current_time() - self._began
 
     # What happens
@@ -420,7 +420,7 @@ class Keeper:
 
 
 def _only_evaluated(figures: Mapping[str, float]) -> dict[str, float]:
-    """What of a round's figures goes into a line of its own, as all others have theirs already."""
+    """Select the figures of a late evaluation, for a line of their own: the round's others are in one already."""
     return {
         name: each
         for name, each in figures.items()

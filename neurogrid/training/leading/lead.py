@@ -65,7 +65,7 @@ __all__ = ["Opened", "lead"]
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """What a deputy has opened by the time that it leads.
+    """Journal, host and trainer that a deputy has opened by the time that it leads.
 
     Attributes:
         journal: with the line that says so.
@@ -323,7 +323,7 @@ def _both(
 
 
 def _seconds_of(journal: Journal) -> float:
-    """That the run has taken by its journal: a deputy has none of its figures."""
+    """Seconds that the run has taken by its journal: a deputy has none of its figures."""
     entries = journal.entries
     return max(0.0, entries[-1].time - entries[0].time) if len(entries) > 1 else 0.0
 

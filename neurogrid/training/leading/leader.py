@@ -232,7 +232,7 @@ class Leader:
 
     @property
     def machine(self) -> RunMachine:
-        """What decides."""
+        """State machine of the run, which decides what its members do."""
         return self._machine
 
     @property
@@ -246,7 +246,7 @@ class Leader:
             self._on_report(message)
 
     def look(self) -> LeaderLook:
-        """How the run stands at this moment, for whoever shows it."""
+        """State of the run and its peers at this moment, for display."""
         now = trio.current_time()
         group = self._group
         counters = group.counters if group is not None else TrafficCounters()
@@ -604,7 +604,7 @@ class Leader:
         )
 
     async def wait_saved(self, round_number: int, seat: int) -> tuple[str, bytes] | None:
-        """Who has the optimiser that a seat saves after a round, and which blob it is; None where nobody does."""
+        """Wait for the optimiser that a seat saves after a round: the peer id and blob id; None if it will not come."""
         while True:
             held = self._machine.state.seats.get(seat)
             peer = self._peers.get(held.occupant.peer) if held and held.occupant else None
@@ -715,7 +715,7 @@ class Leader:
         return all(member.peer != peer_id for member in self._members)
 
     async def _ask(self, peer_id: str, need: Need) -> tuple[Offer, float] | None:
-        """What a worker offers, and when it was asked; None where it offers nothing that will do."""
+        """Ask a worker for an offer: the offer, and when it was asked; None for no answer, or one that will not do."""
         if self._may_be_of_before(peer_id):
             # A Start changes nothing of a part that it has, if it has not left that.
             if (peer := self._peers.get(peer_id)) is not None:
@@ -868,14 +868,14 @@ class Leader:
         return found
 
     def _addresses_of(self, peer_id: str) -> Sequence[str]:
-        """Where a member that is here can be dialled."""
+        """Multiaddrs at which a connected member can be dialled; empty for others."""
         peer = self._peers.get(peer_id)
         if peer is None or peer.report is None or not self._host.is_connected(peer_id):
             return ()
         return peer.report.group_addresses
 
     def _refusals(self) -> list[str]:
-        """Why those that are here take no part."""
+        """Reasons why connected workers take no part, for people: a line for each worker."""
         return [
             f"{_called(peer, peer_id)}: {peer.refusal}"
             for peer_id, peer in self._peers.items()
@@ -1021,7 +1021,7 @@ async def _fail(error: NeuroGridError) -> None:
 
 
 def _progress_of(report: Report) -> tuple[object, ...]:
-    """What of a report says how far its member is with a work."""
+    """Fields of a report by which its member's progress with a work is known."""
     return report.incarnation, report.state, report.done, report.batches_done
 
 

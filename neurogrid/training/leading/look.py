@@ -1,4 +1,4 @@
-"""How a leader has its run at a moment: what it is asked for when somebody looks."""
+"""State of a run at one moment, as its leader gives it to whoever shows it."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class CheckLook:
 
 @dataclass(frozen=True, slots=True)
 class WorthLook:
-    """What the results of a member are worth, as others have measured it.
+    """Worth of a member's results, as others have measured it.
 
     Attributes:
         seat: of the member.
@@ -93,7 +93,7 @@ class WorthLook:
 
 @dataclass(frozen=True, slots=True)
 class ChecksLook:
-    """What members have computed again of what others claimed, since this leader began.
+    """Audits of claims, and measured worths of results, since this leader began.
 
     Attributes:
         num_made, num_held: claims that drawn members told of, and those that held.

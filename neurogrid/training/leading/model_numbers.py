@@ -1,4 +1,4 @@
-"""How large a model is, from its config alone: it is built on the meta device, where tensors have no memory."""
+"""Size of a model, from its config alone: it is built on the meta device, where tensors have no memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What any leader of a run opens: its rules, its journal, the checkpoints of before, workers of this machine."""
+"""Opening of a run by any of its leaders: its rules, its journal, earlier checkpoints, workers of this machine."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ _LOCAL_MEMORY: Final = 0.8
 
 
 def rules_of(run: RunFile, manifest: Manifest) -> Rules:
-    """What a run file says of who does how much.
+    """Rules of a run, from its run file and data: numbers of members, sizes of batches and rounds, when it ends.
 
     Raises:
         ConfigurationError: what it says does not go together with the data.
@@ -96,7 +96,7 @@ def rules_of(run: RunFile, manifest: Manifest) -> Rules:
 
 
 def cut_works(manifest: Manifest, num_samples: int) -> str:
-    """What people are told of a run whose slices have too few samples for what members are to train on in a round.
+    """Warning about a run whose slices have too few samples for what members are to train on in a round.
 
     Args:
         num_samples: of a member in a round, as the run file says.
@@ -201,7 +201,7 @@ def begin_journal(
 
 
 def further(directory: RunDirectory) -> str:
-    """What people do who want more of a run than its run file says."""
+    """Advice for people who want more of a run than its run file says: begin another from its last checkpoint."""
     return (
         "To train further or otherwise, begin another run (--dir) with "
         f'[model] config = "{directory.checkpoints.absolute()}/latest"'

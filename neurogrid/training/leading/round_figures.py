@@ -15,7 +15,7 @@ __all__ = ["RoundFigures"]
 
 
 class RoundFigures:
-    """What is known of rounds that have no line yet.
+    """Figures of rounds that have no line in metrics.jsonl yet.
 
     Args:
         run: the run file.
@@ -75,7 +75,7 @@ class RoundFigures:
         self._waiting[state.round] = figures
 
     def of(self, state: RunState) -> dict[str, float]:
-        """What the journal says of the last round of this state."""
+        """Figures of the last round of this state that follow from the journal."""
         every, fragments = self._steps
         return {
             "round": state.round,

@@ -1,4 +1,4 @@
-"""What the leader of a run, and a data node, are told by whoever starts them, and what they tell meanwhile."""
+"""Settings of a run's leader, deputies and data nodes, and interfaces for the progress that they report."""
 
 from __future__ import annotations
 

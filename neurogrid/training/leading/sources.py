@@ -1,6 +1,6 @@
-"""Who has the data of a run, beside its leader: nodes, which tell it, and which it names to its members until they are
-gone; members with slices of their own, which give them to the leader for others; and members that have fetched slices
-to train on them, which hand them on.
+"""Sources of a run's data beside its leader: data nodes, which tell it of themselves, and which it names to its members
+until they are gone; members with slices of their own, which give them to the leader for others; and members that have
+fetched slices to train on them, which hand them on.
 
 Source: protocol_spec/training/runs.md, "Hold".
 """
@@ -111,7 +111,7 @@ class Sources:
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """Where members can dial them: at most as many as an order may name, and of each node some."""
+        """Multiaddrs at which members can dial data nodes: at most as many as an order may name, some of each node."""
         turns = zip_longest(*(hold.addresses for hold in self._nodes.values()))
         return tuple(each for turn in turns for each in turn if each)[:MAX_RUN_SOURCES]
 
@@ -128,8 +128,8 @@ class Sources:
         self._takers.note(peer_id, numbers)
 
     def addresses_for(self, peer_id: str, numbers: Collection[int]) -> tuple[str, ...]:
-        """Where a member can dial who has what it needs: nodes, members with slices that the leader lacks, and members
-        that took the same slices before."""
+        """Multiaddrs of peers that may have the slices which a member needs: data nodes, members with slices that the
+        leader lacks, and members that took the same slices before."""
         lacking = self._needed.intersection(numbers)
         holders = [
             holder.addresses

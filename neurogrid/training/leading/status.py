@@ -41,7 +41,7 @@ class SampleCounts:
 
 @dataclass(frozen=True, slots=True)
 class StageStatus:
-    """What a member is in a chain.
+    """Stage of a member in a chain, and its progress with the step under way.
 
     Attributes:
         number: of the stage, from 1.

@@ -101,7 +101,7 @@ class Tracking(QuietProgress):
                 self._warn("trackers do not keep up: they are not told all figures")
 
     def close(self) -> None:
-        """There are no more figures: `run` ends when what waits is told."""
+        """End the figures: `run` tells trackers those that wait, finishes them, and returns."""
         self._send.close()
 
     async def run(self) -> None:
