@@ -211,7 +211,7 @@ class Arranger:
     # Those that have lost each other
 
     def _lost_in(self, stages: Stages) -> list[tuple[str, str]]:
-        """Those that are to send each other something, and of whom one has told that it lost the other."""
+        """Pairs of members that are to send each other something, of which one has told that it lost the other."""
         return [pair for pair in contacts(stages) if self._members.are_apart(*pair)]
 
     async def _wait_lost(self, stages: Stages) -> None:
@@ -257,7 +257,7 @@ class Arranger:
     # Those that are here
 
     async def _choose(self) -> tuple[Stages, tuple[int, ...]]:
-        """Who is in which stage: whoever was stays in its place, and where the cut can stay, it does."""
+        """Choose stages and cut when enough members are here: each keeps its stage, and the cut stays, where it can."""
         began, said = trio.current_time(), ""
         wanted = self._layout.stages
         while True:

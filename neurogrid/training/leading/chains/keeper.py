@@ -1,4 +1,4 @@
-"""What the leader of a chain keeps of its run on disk: journal, figures, and checkpoints made of the stages' state."""
+"""Journal, figures, and checkpoints made of the stages' state, as the leader of a chain keeps them on disk."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class ChainKeeper:
 
     @property
     def seconds(self) -> float:
-        """That the run has taken."""
+        """Seconds that the run has taken."""
         return self._seconds_before + trio.current_time() - self._began
 
     def write(self, entries: Sequence[Entry]) -> None:
@@ -189,7 +189,7 @@ class ChainKeeper:
 
 
 def _parameters(files: Mapping[str, Path]) -> dict[str, Tensor]:
-    """What learns, by name, without what optimisers keep of it."""
+    """Read the trained parameters of a state from its files, by name, without the optimisers' tensors."""
     found: dict[str, Tensor] = {}
     for path in files.values():
         try:

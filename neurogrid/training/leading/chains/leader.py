@@ -184,7 +184,7 @@ class ChainLeader:
             exchange.on_message(code, handler)
 
     def look(self) -> LeaderLook:
-        """How the run stands at this moment, for whoever shows it."""
+        """State of the run, its workers and its stages at this moment, for display."""
         return LeaderLook(
             peer_id=self._host.peer_id,
             state=self._machine.state,
@@ -221,7 +221,7 @@ class ChainLeader:
         return looks
 
     def _waits(self) -> str:
-        """What is waited for before steps are made; empty where they are."""
+        """Reason why no steps are made at the moment; empty where they are."""
         if self._chain is not None:
             return ""
         wanted = self._facts.run_file.layout.stages
@@ -502,7 +502,7 @@ class ChainLeader:
             self._note_paces(chain, step)
 
     def _ways(self, num_stages: int) -> list[tuple[RunMessage, int, int]]:
-        """What of a batch goes to which stage: the message, the stage, and which part of a micro-batch it is."""
+        """Messages of each micro-batch to stages: code, index of the stage, and part (0 the inputs, 1 the labels)."""
         is_for_all = self._facts.run_file.layout.subspace > 0
         tokens = range(num_stages) if is_for_all else (0,)
         return [
@@ -511,7 +511,7 @@ class ChainLeader:
         ]
 
     def _note_paces(self, chain: Chain, step: int) -> None:
-        """What a micro-batch has taken each member, for the routes of the next step."""
+        """Update the seconds that a micro-batch takes each member, for the routes of the next step."""
         for peer_id in chain.peers:
             told, worker = chain.done[step, peer_id], self._members.get(peer_id)
             if (num := chain.counts.get(peer_id, 0)) and told.seconds > 0:
@@ -604,7 +604,7 @@ class ChainLeader:
     def _pieces_of(
         self, chain: Chain, peer_id: str, told: Applied | Committed
     ) -> dict[str, tuple[str, bytes]]:
-        """Who has each piece of state that a member gives, and which blob it is, by name.
+        """Pieces of state that a member gives, by name: the member's peer id and the blob id of each.
 
         Raises:
             ChainBroken: its stage has no such piece.
@@ -750,7 +750,7 @@ class ChainLeader:
 
 
 def _figures(chain: Chain, step: int, norm: float) -> dict[str, float]:
-    """What stages tell of a step, as figures."""
+    """Figures of a step, from what the members of its stages have told, and the norm of the gradient."""
     done = [chain.done[step, peer] for peer in chain.peers]
     total = math.fsum(each.seconds + each.waited for each in done)
     waited = math.fsum(each.waited for each in done)

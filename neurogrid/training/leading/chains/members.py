@@ -129,12 +129,12 @@ class ChainMembers:
         return self._workers.get(peer_id, ChainWorker())
 
     def usable(self) -> list[str]:
-        """Those that can be stages now; whoever has become slow comes last."""
+        """Peer ids of workers that can be stages now; those that have become slow come last."""
         found = [p for p, worker in self._workers.items() if self._is_usable(p, worker)]
         return sorted(found, key=lambda peer: self._workers[peer].is_slow)
 
     def refusals(self) -> list[str]:
-        """Why those that are here take no part."""
+        """Reasons why workers take no part, for people: a line for each worker."""
         return [f"{self.called(p)}: {w.refusal}" for p, w in self._workers.items() if w.refusal]
 
     def give_up(self, peer_id: str, reason: str) -> None:
@@ -191,7 +191,7 @@ class ChainMembers:
         return worker.name if worker is not None and worker.name else peer_id
 
     def address_of(self, peer_id: str) -> str:
-        """Where it can be dialled; empty where nobody can."""
+        """Multiaddr at which a worker can be dialled; empty where it has told none."""
         report = self.get(peer_id).report
         return report.group_addresses[0] if report is not None and report.group_addresses else ""
 

@@ -1,4 +1,4 @@
-"""How large the layers of a model are, and what an adapter adds to each, from its config: no weight is read."""
+"""Sizes of the layers of a model, and of what an adapter adds to each, from its config: no weight is read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What members are told of an arrangement that they are in, until they have what it takes."""
+"""Orders to the members of an arrangement, until all of them have the layers and the state of their stages."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class StageOrders:
         return self._number
 
     def words(self, chain: Chain) -> list[str]:
-        """Who has which layers, for people."""
+        """Members and layers of the stages, for people: a line for each stage."""
         words = []
         for index, stage in enumerate(chain.stages):
             names = " and ".join(map(self._members.called, stage))
@@ -50,7 +50,7 @@ class StageOrders:
         return words
 
     def order(self, chain: Chain, peer_id: str, *, is_preparation: bool = False) -> StageOrder:
-        """What one member is told of an arrangement.
+        """Make the order that tells one member of its stage in an arrangement.
 
         Args:
             is_preparation: it loads the layers, while others do not know of it.

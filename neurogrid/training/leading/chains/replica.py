@@ -67,7 +67,7 @@ class Replica:
 
     @property
     def num_steps(self) -> int:
-        """That it has taken in the round."""
+        """Steps that it has taken in the round."""
         return len(self._norms)
 
     def has_committed(self) -> bool:
@@ -75,7 +75,7 @@ class Replica:
         return len(self.committed) == len(self.chain.peers)
 
     def begin_attempt(self) -> None:
-        """What was told of the attempt before counts no more."""
+        """Forget what was told of the attempt before."""
         self.averaged, self.committed = {}, {}
 
     def note(self, loss: float, labels: int, norm: float, done: Sequence[StepDone]) -> None:
@@ -95,7 +95,7 @@ class Replica:
 
 
 def figures_of(replicas: Sequence[Replica]) -> Mapping[str, float]:
-    """What replicas have told of a round that they are in."""
+    """Figures of a round, from what the replicas in it have told."""
     figures: dict[str, float] = {
         "replicas": len(replicas),
         "members": sum(len(each.chain.peers) for each in replicas),

@@ -172,7 +172,7 @@ class ReplicasLeader(ChainLeader):
                 await self._members.changed.wait()
 
     def _come_back(self) -> None:
-        """Where those that are left are too few, or have not kept the last state: all begin anew from what is kept."""
+        """Give up all replicas, and go on from the state that is kept; do nothing where that is the last state."""
         if self._state.step == self._step:
             return
         for replica in list(self._replicas.values()):
@@ -371,7 +371,7 @@ class ReplicasLeader(ChainLeader):
         return await self._hear(replicas)
 
     async def _hear(self, replicas: Sequence[Replica]) -> dict[int, str] | None:
-        """What an attempt comes to: see `_try`."""
+        """Wait for the answers to an attempt, and return what it comes to, as `_try` does."""
         until = trio.current_time() + self._facts.run_file.outer.attempt_timeout + _MARGIN
         while True:
             changed = self._members.changed.next
@@ -398,7 +398,7 @@ class ReplicasLeader(ChainLeader):
                 await changed.wait()
 
     def _compare(self, replicas: Sequence[Replica]) -> dict[int, str] | None:
-        """Those that have come to something else than most."""
+        """Faults of replicas with a member whose average is not that of most, by chain number; None for no fault."""
         faults: dict[int, str] = {}
         digests = {
             peer: list(told.digests) for each in replicas for peer, told in each.averaged.items()

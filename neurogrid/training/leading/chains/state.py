@@ -58,7 +58,7 @@ class ChainState:
 
     @classmethod
     async def open(cls, folder: Path, offered: OfferedFiles) -> ChainState:
-        """What a leader before this one has kept.
+        """Open the state that a leader before this one has kept, or an empty one where there is none.
 
         Args:
             folder: made where it is not there.

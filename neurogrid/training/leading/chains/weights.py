@@ -31,7 +31,7 @@ def weights_name(layer_id: int) -> str:
 
 
 def codes_of(checkpoint: Checkpoint, quantize: str) -> Quantization | None:
-    """What of the layers is codes, and of which form; None for nothing. No weight is read.
+    """Quantization of the layers: which matrices are codes, and of which form; None for no codes. No weight is read.
 
     Args:
         quantize: "int8" or "int4", what matrices become; "none" for what they are.
@@ -90,7 +90,7 @@ class ChainWeights:
         )
 
     def pieces(self, bounds: Sequence[int], index: int) -> dict[str, bytes]:
-        """What the stage of this index begins with."""
+        """Blob ids of the weights that the stage of this index begins with, by the names of the pieces."""
         start, stop = bounds[index], bounds[index + 1]
         wanted = [weights_name(layer_id) for layer_id in range(start, stop)]
         if start == 0 or stop == self.num_layers:
