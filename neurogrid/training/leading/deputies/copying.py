@@ -66,7 +66,7 @@ class DeposedError(NeuroGridError):
 
 @dataclass
 class _Deputy:
-    """Who copies.
+    """A deputy, or a peer that copies the journal to be the deputy once it has all of it.
 
     Attributes:
         num_bytes: of the journal that it has.
@@ -159,7 +159,7 @@ class Copying:
         return deputy is not None and trio.current_time() - deputy.heard_at < _FRESH
 
     def do_without(self) -> None:
-        """There is no deputy any more, as somebody says who knows that it does not lead."""
+        """Go on without the deputy, as somebody says who knows that it does not lead."""
         if self._copies.deputy:
             self._journal.append(DeputyEntry(self._number(), ""))
 
@@ -317,7 +317,7 @@ class Copying:
             self._appoint(to)
 
     def _appoint(self, follower: _Deputy) -> None:
-        """It has all of the journal: from the next line on nothing goes out that it lacks."""
+        """Appoint a follower that has all of the journal: from the next line on nothing goes out that it lacks."""
         if self._copies.deputy:
             return
         self._follower, self._deputy = None, follower

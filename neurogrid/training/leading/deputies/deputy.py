@@ -479,7 +479,7 @@ class _Deputy:
         return run
 
     def _sources(self) -> list[str]:
-        """Who may have what the leader has: that one, and others that may lead by now."""
+        """Peers that may have what the leader has: the leader first, then others that may lead by now."""
         connected = [each for each in self._leaders if self._exchange.host.is_connected(each)]
         return sorted(connected, key=lambda each: each != self._leader) or [self._leader]
 
