@@ -1,4 +1,4 @@
-"""Which weights most members have after a round, by what each of them tells, and who gives these. Pure."""
+"""Weights that most members have after a round, by what each of them tells, and the peers that give these. Pure."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def providers_of(
 
 
 class WeightAgreement:
-    """What members have told of their weights, by the number of rounds in them; each counts once, as it told first."""
+    """Digests that members have told of their weights, by the number of rounds in these; the first of each counts."""
 
     def __init__(self) -> None:
         self._told: dict[int, dict[str, bytes]] = {}
@@ -103,7 +103,7 @@ class WeightAgreement:
         return found
 
     def take(self) -> tuple[int, int]:
-        """How many had the weights that most have, and how many others, since the last call."""
+        """Take the numbers of digests that were those of most, and of others, since the last call."""
         found = self._equal, self._other
         self._equal = self._other = 0
         return found

@@ -161,11 +161,11 @@ class RoundAudits:
         self.watched: tuple[int, ...] = ()
 
     def line(self) -> str:
-        """What came of audits so far, for people."""
+        """Summary of the audits so far in one line, for people."""
         return f"{self.num_made} claims were computed again, {self.num_held} of them hold"
 
     def take_counts(self) -> dict[str, float]:
-        """What members have found about each other's results since the last call; empty where they found nothing.
+        """Take the figures of audits and of measured results since the last call; empty where there were none.
 
         Claims that drawn members told of, and how many of these held; results that were measured, and what these were
         worth in the mean.
@@ -178,7 +178,7 @@ class RoundAudits:
         return found | self.worths.take_figures()
 
     def look_at(self) -> ChecksLook:
-        """What came of audits so far, for whoever shows it."""
+        """Counts and outcomes of audits so far, for display."""
         return ChecksLook(
             self.num_made,
             self.num_held,
@@ -247,7 +247,7 @@ class RoundAudits:
         self.worths.drawn(drawn.step, drawn.measures)
 
     def unfinished(self, is_here: Callable[[str], bool]) -> tuple[list[Audit], int]:
-        """What is still to come of the claims of the last round that was agreed on.
+        """Audits that are still to come of the last round that was agreed on, and cases that are open.
 
         Args:
             is_here: whether a peer is connected: of others nothing is to be expected.
@@ -440,7 +440,7 @@ class RoundAudits:
         round_.cases[about] = case
 
     def look(self, now: float) -> list[Event]:
-        """What cases have come to by now, for the machine; and what has happened since the last look."""
+        """Close the cases that have a verdict by now, and take the events since the last look, for the machine."""
         for round_ in self._rounds:
             for about, case in list(round_.cases.items()):
                 is_late = self._age(round_) > _MAX_AGE_OPEN
@@ -621,7 +621,7 @@ class RoundAudits:
     # What members are told
 
     def to_judge(self) -> Iterator[tuple[str, RoundEvidence]]:
-        """What is to be told to whom: cases, to those that have yet to find something."""
+        """Yield the evidence of open cases, each with the peer id of a member that has yet to judge it."""
         for round_ in self._rounds:
             for about, case in round_.cases.items():
                 accused, (_, claim) = round_.members[about], round_.claims[about]

@@ -25,7 +25,7 @@ def epoch_message(
     left: float,
     watched: Sequence[int] = (),
 ) -> Epoch:
-    """Where a run stands, for its members.
+    """Make the message that tells members where their run stands.
 
     Args:
         number: greater than of any before.
@@ -77,7 +77,7 @@ def epoch_message(
 
 
 def round_works(machine: WitnessedMachine) -> tuple[RoundWork, ...]:
-    """Who trains on what in the round under way."""
+    """Works of the round under way: for each seat that has any, its batches and the ranges of their samples."""
     found = []
     for seat, (first, number) in parts_of(machine.epoch_rules, machine.epoch).works.items():
         held = machine.state.seats.get(seat)

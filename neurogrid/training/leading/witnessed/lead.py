@@ -230,7 +230,7 @@ async def _lead(settings: LeaderSettings, progress: LeaderProgress, board: RunBo
 def _claim_rules(
     run: RunFile, run_id: bytes, trainer: Trainer, total_steps: int
 ) -> ClaimRules | None:
-    """What all know of claims; None where nothing is computed again."""
+    """Rules of claims, which all members know; None where nothing is computed again."""
     if not run.checks.audit:
         return None
     settings = Settings(

@@ -220,7 +220,7 @@ class WitnessedLeader:
         exchange.on_message(RunMessage.MEASURE, self._on_measure)
 
     def look(self) -> LeaderLook:
-        """How the run stands at this moment, for whoever shows it."""
+        """State of the run, its workers and its audits at this moment, for display."""
         return LeaderLook(
             peer_id=self._host.peer_id,
             state=self._machine.state,
@@ -235,7 +235,7 @@ class WitnessedLeader:
         )
 
     def _waits(self) -> str:
-        """What is waited for before rounds are made; empty where they are."""
+        """Reason why no rounds are made at the moment; empty where they are."""
         state = self._machine.epoch
         if state.phase is EpochPhase.PAUSED:
             return "the run is paused: neurogrid train change DIR go-on goes on with it"

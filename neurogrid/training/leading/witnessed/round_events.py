@@ -1,4 +1,4 @@
-"""What happens to a witnessed run between two ticks, in order: what members sign is checked before it is an event.
+"""Events of a witnessed run between two ticks, in order: what members sign is checked before it is one.
 
 Source: protocol_spec/training/witnessed.md.
 """

@@ -1,4 +1,4 @@
-"""Whose claims to look at sooner than chance would: those of members whose results point elsewhere than others'. Pure.
+"""Suspicion of members whose results point elsewhere than others': their claims are drawn sooner than by chance. Pure.
 
     cosines that members tell of a round -> of each seat the median -> a watch over rounds -> the oddest
 
@@ -54,7 +54,7 @@ class StandingOut:
 
 
 class Suspicion:
-    """What members have told of each other's results."""
+    """Cosines that members have told of each other's results, and the seats that stand out by them."""
 
     def __init__(self) -> None:
         self._cosines = StandingOut()

@@ -65,7 +65,7 @@ def write_invitation(
 
 
 class Trials:
-    """Who may take part in an open run.
+    """Admission of peers to an open run: by invitation, or on trial.
 
     Args:
         run_id: 16 bytes.
@@ -140,7 +140,7 @@ class Trials:
     # What comes of it
 
     def look(self) -> list[Event]:
-        """What has come of trials since the last look."""
+        """Take the events that have come of trials since the last look."""
         now, joining, epoch = time.time(), self._joining, self._machine.epoch
         seated = {peer for peer, _ in epoch.pending}
         seated |= {each.peer for each in epoch.members if each.seat in epoch.healthy}
@@ -236,7 +236,7 @@ class Trials:
 
 
 def _known(entries: Iterable[Entry]) -> tuple[list[str], list[Spent]]:
-    """Who was admitted and is not on trial again or out since, and which uses of invitations are spent."""
+    """Peers that were admitted and are not on trial again or out since, and the spent uses of invitations."""
     admitted: dict[str, None] = {}
     spent = []
     for entry in entries:

@@ -1,5 +1,5 @@
-"""What results are worth, as members measure it of each other: how much a result alone lowers the loss, and how much
-more it does so where its member was to train. Pure.
+"""Worth of results, as members measure it of each other: how much a result alone lowers the loss, and how much more it
+does so where its member was to train. Pure.
 
     drawn by the next seed -> four losses of who was drawn -> gain and advantage -> a watch over rounds -> the oddest
 
@@ -39,7 +39,7 @@ class _Measured:
 
 
 class Worths:
-    """What was measured of a run's results."""
+    """Measured worths of a run's results, and the seats that stand out by them."""
 
     def __init__(self) -> None:
         self._rounds: dict[int, _Measured] = {}
@@ -93,7 +93,7 @@ class Worths:
         return tuple(dict.fromkeys(found))
 
     def looks(self, seats: Collection[int]) -> tuple[WorthLook, ...]:
-        """What is known of these seats, for whoever shows it; of those that were measured."""
+        """Worths of these seats' results, for display; seats without measured results are left out."""
         watched = set(self.watched(seats))
         return tuple(
             WorthLook(
