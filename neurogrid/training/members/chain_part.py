@@ -123,7 +123,7 @@ class ChainPart:
         return self._is_dismissed
 
     def reports(self) -> list[tuple[MessageCode, bytes]]:
-        """What the leader is told, again and again."""
+        """Reports to the leader, which are sent again and again."""
         told: list[tuple[MessageCode, bytes]] = [(RunMessage.REPORT, self._report.encode())]
         if (report := self._stage_report) is not None:
             progress = self._progress()
@@ -137,13 +137,13 @@ class ChainPart:
         return told
 
     def _progress(self) -> Progress:
-        """How far the step is; of none where there is none under way."""
+        """Progress with the step under way; an empty one where none is."""
         report, stage = self._stage_report, self._stage
         is_working = report is not None and report.state == "working"
         return stage.progress if is_working and stage is not None else Progress()
 
     def status(self) -> PartStatus:
-        """How the member stands, for people."""
+        """Status of the member in the run, for people."""
         report, stage = self._stage_report, self._stage
         return PartStatus(
             run=self._run_file.name,
@@ -368,7 +368,7 @@ class ChainPart:
         return {name: self._fetched[blob_id] for name, blob_id in wanted.items()}
 
     def _providers(self, order: StageOrder, name: str) -> list[str]:
-        """Those beside the leader that have a piece: of state a member of the stage that it belongs to."""
+        """Other members that provide a piece of state: those of its stage; none for weights, which the leader gives."""
         if name.startswith(WEIGHTS_PIECE):
             return []
         kind, _, number = name.partition(".")

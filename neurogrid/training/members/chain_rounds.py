@@ -33,7 +33,7 @@ Reach = Callable[[Average, frozenset[str]], Awaitable[None]]
 
 
 class ChainRounds:
-    """What a stage does between the steps of its own.
+    """Rounds of one stage, between its own steps: attempts at an average, and the outer step.
 
     Args:
         order: by which it is a stage.
@@ -123,7 +123,7 @@ class ChainRounds:
         return commit
 
     async def _try(self, average: Average) -> Averaged:
-        """What an attempt has come to; a fault of another's is no fault of this stage."""
+        """Carry out an attempt, and return what it has come to; a fault of another's is no fault of this stage."""
         reason, lost = "", ""
         try:
             with trio.fail_after(self._outer.attempt_timeout):

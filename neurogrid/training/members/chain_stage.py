@@ -162,11 +162,11 @@ class ChainStage:
 
     @property
     def progress(self) -> Progress:
-        """How far the step is that is under way, or was last."""
+        """Progress with the step that is under way, or was last."""
         return progress_of(self._operations, self.num_done)
 
     def _takers(self) -> set[str]:
-        """Those that tensors go to."""
+        """Peer ids of the members that this one sends tensors to."""
         last = len(self._stages) - 1
         beside = [i for i in (self._index - 1, self._index + 1) if 0 <= i <= last]
         found = {peer for i in beside for peer in self._stages[i]}
@@ -542,7 +542,7 @@ class ChainStage:
         self._timeline.end(ids, "training.stage", {"neurogrid.step": done + 1})
 
     async def _go_round(self) -> None:
-        """What is due of a round of several replicas."""
+        """Do what is due of a round of several replicas, an attempt or the outer step, and tell the leader."""
         averaged = await self._rounds.average(self._step)
         if averaged is not None:
             await self._tell(RunMessage.AVERAGED, averaged.encode())

@@ -1,4 +1,4 @@
-"""What a member says of what it cannot do."""
+"""Failures of a member, as it tells its leader of them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _MAX_REASON_CHARS: Final = 200
 
 
 def one_line(error: BaseException, otherwise: str = "") -> str:
-    """What an error says, as a report has room for it; something else where it says nothing."""
+    """Text of an error in one line, as a report has room for it; `otherwise` where that is empty."""
     return " ".join(str(error).split())[:_MAX_REASON_CHARS] or otherwise
 
 

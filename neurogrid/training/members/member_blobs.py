@@ -1,4 +1,4 @@
-"""What a member has of blobs: those that come from other peers, and those that they may fetch."""
+"""Blobs of a member: those that come from other peers, and those that these may fetch."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["MemberBlobs"]
 
 @dataclass(frozen=True, slots=True)
 class MemberBlobs:
-    """What comes from other peers, and what they may fetch here.
+    """Blobs that come from other peers, and those that these may fetch here.
 
     Attributes:
         transfers: of the protocol of runs.

@@ -1,6 +1,6 @@
-"""Whom a member obeys: its leader, and the deputy that it promised to obey when that asks.
+"""Obedience of a member: to its leader, and to the deputy that it promised to obey when that asks.
 
-What is decided is the matter of `runs.terms`; here promises are signed, and the deputy is kept within reach.
+`runs.terms` decides whom to obey; here promises are signed, and the deputy is kept within reach.
 
 Source: protocol_spec/training/terms.md.
 """
@@ -32,7 +32,7 @@ _DIAL_TIMEOUT: Final = 10.0
 
 
 class Obedience:
-    """Whom a member obeys in one run. Keep `keep_near` running.
+    """Obedience of a member to one leader at a time, in one run. Keep `keep_near` running.
 
     Args:
         exchange: of runs.
@@ -152,7 +152,7 @@ class Obedience:
 
 
 def refuse_other_run() -> RequestRefusedError:
-    """What is said to who asks about a run that has no part of this machine."""
+    """Error that refuses a request about a run in which this machine takes no part."""
     return RequestRefusedError(
         "this machine is no member of that run", code=ErrorCode.NOT_SUPPORTED, is_expected=True
     )

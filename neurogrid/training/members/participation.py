@@ -104,7 +104,7 @@ _NUM_SAVED: Final = 2
 
 @dataclass(slots=True)
 class _Totals:
-    """What was trained since the member joined."""
+    """Totals of the member's training since it joined."""
 
     loss_sum: float = 0.0
     num_tokens: int = 0
@@ -166,7 +166,7 @@ class Participation:
         return self._is_dismissed
 
     def reports(self) -> list[tuple[MessageCode, bytes]]:
-        """What the leader is told, again and again."""
+        """Reports to the leader, which are sent again and again."""
         return [(RunMessage.REPORT, self._report.encode())]
 
     def take_message(self, message: TensorMessage) -> None:
@@ -176,7 +176,7 @@ class Participation:
         )
 
     def status(self) -> PartStatus:
-        """How the member stands, for people."""
+        """Status of the member in the run, for people."""
         report, works = self._report, self._order.works if self._order is not None else ()
         work = next((work for work in works if work.number > report.done), None)
         batch, samples = 0, 0
@@ -403,7 +403,7 @@ class _Work:
 
     @property
     def _seat(self) -> int:
-        """That the works are of."""
+        """Seat of the works that this member gets."""
         order = self._order()
         # One that began anew has another seat than it was started for.
         return self._part._start.seat if order is None or order.seat is None else order.seat
@@ -586,7 +586,7 @@ class _Work:
         self._landed.set()
 
     async def _contribution(self) -> tuple[Tensor, float]:
-        """What this member has for the next round, and its norm."""
+        """Compute this member's contribution to the next round, and its norm."""
         self._part._note(state="averaging", done=self._done)
         vector = await trio.to_thread.run_sync(self._state.contribution)
         norm = float(vector.norm())
@@ -606,7 +606,7 @@ class _Work:
         return outcome
 
     async def _agree(self, vector: Tensor) -> Outcome:
-        """What comes of the next round, however long it takes."""
+        """Contribute to the next round, and wait for its outcome, however long that takes."""
         while True:
             try:
                 return await self._group.average(

@@ -1,4 +1,4 @@
-"""What a member keeps for a checkpoint, in one file: its optimiser, and its weights where they are not the common ones.
+"""State that a member saves for a checkpoint, in one file: optimiser, and weights where these are not the common ones.
 
 Weights that are synced in parts differ between members in the parts that had no turn since.
 """

@@ -118,7 +118,7 @@ _LIBRARIES: Final = ("torch", "transformers", "tokenizers", "safetensors")
 
 
 def versions() -> tuple[tuple[str, str], ...]:
-    """What this machine computes with: members that differ may get other bits."""
+    """Versions of the software that this machine computes with: members that differ may get other bits."""
     found = [("neurogrid", __version__), ("python", platform.python_version())]
     for name in _LIBRARIES:
         with suppress(importlib.metadata.PackageNotFoundError):
@@ -211,7 +211,7 @@ class MemberService:
         return self._part
 
     def status(self) -> PartStatus | None:
-        """How this machine stands in the run that it takes part in; None while there is none."""
+        """Status of this machine in the run that it takes part in; None while there is none."""
         return self._part.status() if self._part is not None else None
 
     async def run(self) -> None:

@@ -1,4 +1,4 @@
-"""What the owner of a machine lends to training."""
+"""Resources that the owner of a machine lends to training."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["MemberSettings"]
 
 @dataclass(frozen=True, slots=True)
 class MemberSettings:
-    """What a member may use.
+    """Resources that a member may use, and its name, invitation and price.
 
     Attributes:
         name: what people call the machine.

@@ -67,11 +67,11 @@ class AuditedRound:
         return self.told.epoch, self.told.round
 
     def member(self, seat: int) -> EpochSeat | None:
-        """Who sat on a seat."""
+        """Member that sat on a seat; None for a seat that nobody had."""
         return next((each for each in self.told.members if each.seat == seat), None)
 
     def work(self, seat: int) -> RoundWork | None:
-        """What a seat had to train on."""
+        """Work of a seat; None where it had none."""
         return next((each for each in self.told.works if each.seat == seat), None)
 
     def seat_beside(self, seat: int, about: int) -> int | None:
@@ -117,10 +117,15 @@ class AuditedRounds:
     def take_back(
         self, pairs: Sequence[tuple[int, int]], step: int
     ) -> list[tuple[list[Coefficients], list[Coefficients], int]]:
-        """What leaves the weights with so many rounds in them: of each what was applied, what stays, and its step.
+        """Take results of some seats out of their rounds, as they leave the weights.
 
         Args:
             pairs: seats, and the first round whose result of the seat leaves.
+            step: rounds that are in the weights which they leave.
+
+        Returns:
+            For each result that leaves: the results of its round that were applied, those of them that stay, and the
+            number of rounds before that one.
 
         Raises:
             KeyError: of a round it is not known here what was applied.

@@ -303,7 +303,7 @@ class Auditing:
     # Rounds
 
     async def before_apply(self, results: dict[int, Coefficients]) -> None:
-        """What was agreed on is about to be applied: these results, by seat."""
+        """Keep the agreed results that are about to be applied, by seat, and the weights before them, for audits."""
         assert self._weights.step is not None
         round_ = self._rounds.at(self._weights.step)
         if round_ is not None and round_.agreed is not None:
@@ -313,7 +313,7 @@ class Auditing:
             round_.files.append(path)
 
     def take_back(self, pairs: Sequence[tuple[int, int]]) -> list[TakenBack]:
-        """What leaves the weights with the round that is applied next: results of these seats, each from a round on.
+        """Take out results of these seats, each from a round on, that leave the weights with the round applied next.
 
         Raises:
             KeyError: a round of these is not here any more.
@@ -404,7 +404,7 @@ class Auditing:
         self._note(job, self.said_of(found.finding))
 
     def said_of(self, finding: Finding) -> Finding:
-        """What this member says of what it has found: that."""
+        """Finding that this member reports: the one that it has made."""
         return finding
 
     def _note(self, job: _Job, finding: Finding) -> None:

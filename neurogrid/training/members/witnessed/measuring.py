@@ -1,4 +1,4 @@
-"""What results are worth, on a member: of those that it was drawn for it computes the losses before and after.
+"""Measurement of the worth of results, by a member that was drawn for it: losses before and after each of them.
 
     drawn by the next seed -> weights before the round, and those that the result alone makes -> four losses -> leader
 

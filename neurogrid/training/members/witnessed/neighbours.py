@@ -67,16 +67,16 @@ class Neighbours:
 
     @property
     def peers(self) -> tuple[str, ...]:
-        """Those that are connected."""
+        """Peer ids of the members that are connected."""
         return tuple(peer for peer in self._members if self._host.is_connected(peer))
 
     def with_slice(self, number: int) -> tuple[str, ...]:
-        """Those that are connected and took a slice to train on it, the last ones."""
+        """Connected members that took a slice to train on it: the last ones, the latest first."""
         there = (each for each in self._takers.of(number) if each in self._members)
         return tuple(islice((each for each in there if self._host.is_connected(each)), _MAX_ASKED))
 
     async def reach(self, peers: Sequence[str]) -> list[str]:
-        """Those of some members that are connected, once all are, or after some seconds."""
+        """Wait until these peers are connected, at most some seconds, and return those that are."""
         with trio.move_on_after(_PATIENCE + _RETRY):
             while not all(map(self._host.is_connected, peers)):
                 self._told.set()

@@ -85,7 +85,7 @@ class OwnWeights:
         return self._before is not None
 
     def encode(self, gradient: Tensor, lr: float) -> Coefficients:
-        """What this member sends of a gradient, float32 [num_elements]. Blocks."""
+        """Begin a step: take in a gradient, float32 [num_elements], and return the coefficients to send. Blocks."""
         (momentum,) = self.distro.own_vectors()
         before = momentum.clone()
         coefficients = self.distro.encode(gradient, lr)

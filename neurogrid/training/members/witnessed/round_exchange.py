@@ -281,7 +281,7 @@ class RoundExchange:
     async def results_of(
         self, agreed: Sequence[AgreedResult], told: Epoch, timeout: float
     ) -> list[Coefficients]:
-        """What all apply, in their order; what is not here is fetched from whoever has it.
+        """Results that all apply, in their order; those that are not here are fetched from peers that have them.
 
         Raises:
             ResultMissingError: nobody gave one in time.
@@ -484,7 +484,7 @@ class RoundExchange:
 
 
 def commitment_of(said: RoundCommitment) -> Commitment:
-    """What a message says, as the machine has it."""
+    """Convert a commitment from its message to the form that the state machine has."""
     return Commitment(
         said.seat, said.epoch, said.round, said.first_batch, said.num_batches, said.result
     )

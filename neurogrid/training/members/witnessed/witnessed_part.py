@@ -144,14 +144,14 @@ class WitnessedPart:
         return self._is_dismissed
 
     def reports(self) -> list[tuple[MessageCode, bytes]]:
-        """What the leader is told, again and again."""
+        """Reports to the leader, which are sent again and again."""
         return [
             (RunMessage.REPORT, self._report.encode()),
             (RunMessage.EPOCH_REPORT, self._epoch_report.encode()),
         ]
 
     def status(self) -> PartStatus:
-        """How the member stands, for people."""
+        """Status of the member in the run, for people."""
         report = self._report
         return PartStatus(
             run=self._run_file.name,
@@ -592,7 +592,7 @@ class _Member:
             logger.warning("this member gives its weights to nobody: %s", exc)
 
     def _told_cosines(self) -> dict[str, Any]:
-        """How results of the last round that was applied stand beside each other, by seat, rising."""
+        """Report fields of the last applied round: its seats, rising, and each result's cosine to the others' sum."""
         told = sorted(zip(self._seats, self._cosines, strict=True))
         return {"seats": tuple(s for s, _ in told), "cosines": tuple(c for _, c in told)}
 
