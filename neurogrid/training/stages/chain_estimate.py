@@ -1,4 +1,4 @@
-"""What a chain of stages takes, before it begins: memory of each stage, bytes between them, and how long they wait.
+"""Estimate of a chain of stages before it begins: memory of each stage, bytes between them, and time spent waiting.
 
 Arithmetic on numbers alone, by the functions that the leader cuts by. Weights, gradients and the optimiser are exact;
 what a step leaves for its backward passes, and what opening a stage takes on its way, is about that.
@@ -67,18 +67,18 @@ class ChainNumbers:
 
     @property
     def num_parameters(self) -> int:
-        """Of the model, without the adapter."""
+        """Parameters of the model, without the adapter."""
         return sum(self.layers) + self.ends
 
     @property
     def num_tied(self) -> int:
-        """That both ends have."""
+        """Parameters that both ends have."""
         return self.first + self.last - self.ends
 
 
 @dataclass(frozen=True, slots=True)
 class StageEstimate:
-    """What one stage takes, in bytes of memory.
+    """Memory of one stage, in bytes.
 
     Attributes:
         start, stop: its layers.
@@ -102,19 +102,19 @@ class StageEstimate:
 
     @property
     def memory_bytes(self) -> int:
-        """Of the stage's process: all of it, with what Python and torch take."""
+        """Memory of the stage's process: all of it, with what Python and torch take."""
         learning = self.gradients + self.optimizer + self.step_bytes
         return _BASE_BYTES + self.weights + max(learning, self.opening)
 
     @property
     def step_bytes(self) -> int:
-        """What is there in a step alone."""
+        """Bytes that are there in a step alone."""
         return self.copies + self.activations
 
 
 @dataclass(frozen=True, slots=True)
 class ChainEstimate:
-    """What a chain takes.
+    """Estimate of a chain: memory of its stages, bytes and seconds of a step, number of steps.
 
     Attributes:
         num_learning: parameters that learn.
@@ -144,7 +144,7 @@ class ChainEstimate:
 
     @property
     def step_seconds(self) -> float | None:
-        """Of a step, at least; None where something is not known."""
+        """Seconds of a step, at least; None where something is not known."""
         return _step_seconds(self.compute_seconds, self.send_seconds, self.tied_seconds)
 
 
@@ -154,7 +154,7 @@ def rooms_of(lent: Sequence[int]) -> list[int]:
 
 
 def stage_sizes(run: RunFile, numbers: ChainNumbers) -> StageSizes:
-    """What layers and ends take where they lie: what a chain is cut by.
+    """Return the bytes of each layer and of the ends, as they lie at stages: a chain is cut by them.
 
     Raises:
         ConfigurationError: hidden states have no such subspace.

@@ -1,4 +1,4 @@
-"""Where a model is cut into stages: by what layers take, and what members have. Pure.
+"""Cut of a model into stages, by the bytes that its layers take and those that members have. Pure.
 
 A stage computes in proportion to its parameters, so the cut that is wanted has the largest stage as small as can be;
 the ends, which one machine has besides its layers, count with theirs. Of cuts that are as good, the one is taken that
@@ -17,7 +17,7 @@ __all__ = ["StageSizes", "cut_layers"]
 
 @dataclass(frozen=True, slots=True)
 class StageSizes:
-    """What stages of a model take: bytes of weights, and of what learns its gradients and the optimiser's state.
+    """Bytes that the parts of a model take: weights, with gradients and the optimiser's state of those that learn.
 
     Attributes:
         layers: of each layer.

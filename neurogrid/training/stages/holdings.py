@@ -1,4 +1,4 @@
-"""Which members of a run's replicas have the same pieces of the model, and so average them with each other. Pure.
+"""Holdings of a run's replicas: pieces that the same members have, and so average with each other. Pure.
 
 Source: protocol_spec/training/stages.md, "Replicas".
 """
@@ -13,17 +13,17 @@ from typing import Final
 __all__ = ["FIRST", "LAST", "TIED", "Cut", "Holding", "holdings_of", "layer_piece", "state_pieces"]
 
 FIRST: Final = "first"
-"""What learns at the first stage outside the layers, and is not tied."""
+"""Name of the piece of what learns at the first stage outside the layers, and is not tied."""
 
 TIED: Final = "tied"
-"""What both ends have as one, and learns."""
+"""Name of the piece of what both ends have as one, and learns."""
 
 LAST: Final = "last"
-"""What learns at the last stage alone outside the layers."""
+"""Name of the piece of what learns at the last stage alone outside the layers."""
 
 
 def layer_piece(layer_id: int) -> str:
-    """What learns of a layer."""
+    """Return the name of the piece that has what learns in a layer."""
     return f"layer.{layer_id}"
 
 

@@ -22,13 +22,13 @@ _MAX_TIED_PIECES: Final = 1024
 
 
 Sources = Mapping[RunMessage, frozenset[str]]
-"""Who may send each kind of tensor."""
+"""Peers that may send each kind of tensor."""
 
 
 def sources_of(
     stages: Sequence[Sequence[str]], peer: str, leader: str, *, has_subspace: bool = False
 ) -> Sources:
-    """Who may send a member each kind of tensor; kinds that nobody may send it are not among them.
+    """Return the peers that may send a member each kind of tensor; kinds that no peer may send are left out.
 
     Args:
         stages: the peer ids of each stage.
@@ -62,7 +62,7 @@ def takers_of_tied(stages: Sequence[Sequence[str]], peer: str) -> tuple[str, ...
 
 
 class StageInbox:
-    """What waits at a stage of one chain.
+    """Tensors that wait at a stage of one chain.
 
     Args:
         session, chain: of the tensors that are meant.
@@ -137,7 +137,7 @@ class StageInbox:
         return found
 
     def end_evaluation(self) -> None:
-        """The same step is under way anew, as one that evaluates is over. What was not taken of it is dropped."""
+        """Begin the same step anew, as one that evaluates is over. What was not taken of it is dropped."""
         self._begin_anew(self.step + 1)
 
     def advance(self, step: int | None = None) -> None:

@@ -136,7 +136,7 @@ class Adapters:
         return learning
 
     def _value(self, name: str, part: str, layer_id: int, path: str, shape: torch.Size) -> Tensor:
-        """What a matrix begins with, in memory of its own."""
+        """Return the values that a matrix begins with, in memory of its own."""
         if not self._tensors:
             value = torch.zeros(shape)
             return value if part == "lora_B" else _start(value, self._seed, layer_id, path)
@@ -267,7 +267,7 @@ def _linear_paths(layer: nn.Module, targets: Sequence[str]) -> list[str]:
 
 
 def _is_target(path: str, target: str) -> bool:
-    """As PEFT has it: a name, or the end of one."""
+    """Whether a target names a linear layer, as PEFT has it: by its path, or the end of one."""
     return path == target or path.endswith(f".{target}")
 
 

@@ -21,7 +21,7 @@ __all__ = ["OuterSteps"]
 
 
 class OuterSteps:
-    """What a stage has of the outer optimiser, float32 on the CPU.
+    """A stage's part of the outer optimiser, float32 on the CPU.
 
     Args:
         parameters: that learn here, by name, in an order that all have; their weights are the common ones.
@@ -44,7 +44,7 @@ class OuterSteps:
         self._agreed: list[tuple[Sequence[Span], Tensor]] | None = None
 
     def differences(self, groups: Sequence[Sequence[str]]) -> Means:
-        """What was learned since the last round: a vector for each group of pieces, in turn.
+        """Yield the differences since the last round, a vector for each group of pieces in turn, and take their means.
 
         Args:
             groups: names of pieces, of which this stage has all that is in them.
@@ -123,7 +123,7 @@ class OuterSteps:
 
 
 def _parts(vector: Tensor, spans: Sequence[Span]) -> tuple[Tensor, ...]:
-    """What stands in a vector for each span, one after the other."""
+    """Split a vector into the parts of its spans, which stand in it one after the other."""
     return vector.split([stop - start for start, stop in spans]) if spans else ()
 
 

@@ -22,7 +22,7 @@ _MOMENT: Final = 0.05
 
 
 class PaceWatch:
-    """What the steps of a stage take, in seconds. One for each stage of an arrangement."""
+    """Seconds that the steps of a stage take, by which it is judged. One for each stage of an arrangement."""
 
     def __init__(self) -> None:
         self._usual: deque[float] = deque(maxlen=_NUM_REMEMBERED)

@@ -50,7 +50,7 @@ def place(before: Sequence[Sequence[str]], usable: Sequence[str], num_stages: in
 def place_apart(
     before: Sequence[Sequence[str]], usable: Sequence[str], num_stages: int, are_apart: AreApart
 ) -> Stages | None:
-    """The same, of members that all reach those that they are in contact with; None where no such places are found.
+    """Place members as `place` does, so that all reach those that they are in contact with; None where none are found.
 
     Those that were in a stage stay where they can. Others come in the place of those that cannot: such as are free
     first.
@@ -78,7 +78,7 @@ def fill(
     sizes: Sequence[float],
     are_apart: AreApart = lambda peer, other: False,
 ) -> Stages:
-    """The same with those who are free, each in the stage whose members have most to do.
+    """Add the members that are free to stages, each to the one whose members have most to do.
 
     Args:
         usable: members that can be stages, those to be preferred first.
@@ -103,7 +103,7 @@ def fill(
 
 
 def _choose(candidates: Sequence[Sequence[str]], are_apart: AreApart) -> list[str] | None:
-    """One of the candidates for each stage, the first that there are; None where it is not found."""
+    """Choose one of the candidates for each stage, the first that there are; None where they are not found."""
     chosen: list[str] = []
     ways = [iter(candidates[0])]
     for _ in range(_MAX_TRIES):
@@ -128,7 +128,7 @@ def _choose(candidates: Sequence[Sequence[str]], are_apart: AreApart) -> list[st
 def _left_of(
     before: Sequence[Sequence[str]], usable: Sequence[str], num_stages: int
 ) -> list[list[str]]:
-    """Those of the stages before that are usable."""
+    """Return the usable members of each stage of the arrangement before; none where it had no such stage."""
     here = set(usable)
     return [
         [peer for peer in (before[index] if index < len(before) else ()) if peer in here]

@@ -1,4 +1,4 @@
-"""Which members become replicas of a model, and how it is cut for each. Pure.
+"""Choice of the members that become replicas of a model, and of the cut for each. Pure.
 
 Those that have most room come first: one that has room for all of it is a replica by itself, others are as few stages
 as have room for it together. Two that cannot reach each other are in different replicas, or stages that need not.

@@ -1,4 +1,4 @@
-"""Which member of each stage computes a micro-batch: the one whose queue is the shortest. Pure.
+"""Routes of micro-batches: at each stage one goes to the member whose queue is the shortest. Pure.
 
 A queue is counted in seconds: what a member was given of the step, at the pace of its steps before. So members that are
 as fast have as many micro-batches, a slower one has fewer, and one that would only be waited for has none. All routes
@@ -38,7 +38,7 @@ def routes(num_micro_batches: int, paces: Sequence[Sequence[float | None]]) -> b
 
 
 def lanes_of(route: bytes, number: int, num_stages: int) -> tuple[int, ...]:
-    """Which member of each stage a micro-batch goes to, from 0; the first of each where no routes are given.
+    """Return the lane of each stage that a micro-batch goes through, from 0; lane 0 of each where no routes are given.
 
     Args:
         route: what `routes` gave, or nothing.

@@ -1,4 +1,4 @@
-"""In which order the members of a stage compute the micro-batches of a step: one forward, one backward. Pure.
+"""Order in which the members of a stage compute the micro-batches of a step: one forward, one backward. Pure.
 
 A member computes forward until the first gradient may be there, then each micro-batch backward as soon as it can, and
 one more forward after each. Where each stage is one member it holds inputs of no more micro-batches than there are
@@ -32,7 +32,7 @@ _BACKWARD: Final = 2.0
 
 
 class Operation(NamedTuple):
-    """What a stage does at once.
+    """Operation of a stage: the forward or the backward of one micro-batch.
 
     Attributes:
         is_backward: whether it is a micro-batch's backward, which needs the gradient of the stage after it, or its
@@ -45,7 +45,7 @@ class Operation(NamedTuple):
 
 
 class Progress(NamedTuple):
-    """How far a member is with a step.
+    """Progress of a member with a step, in micro-batches.
 
     Attributes:
         micro_batches: that go through it.
@@ -59,7 +59,7 @@ class Progress(NamedTuple):
 
 
 def progress_of(operations: Sequence[Operation], num_done: int) -> Progress:
-    """How far a member is that has done the first of its operations.
+    """Return the progress of a member that has done the first of its operations.
 
     Args:
         operations: of the step, in order.
@@ -93,7 +93,7 @@ def one_forward_one_backward(numbers: Sequence[int], window: int) -> tuple[Opera
 
 
 def window_of(stage: int, widths: Sequence[int]) -> int:
-    """How many micro-batches in a row may be under way at a stage, over all of its members.
+    """Return the window of a stage: the micro-batches in a row that may be under way there, over all of its members.
 
     Args:
         stage: which one, from 0.
@@ -185,6 +185,6 @@ class _Busy:
     def _needed(
         self, ends: Mapping[tuple[int, Operation], float], operation: Operation, last: int
     ) -> float | None:
-        """When what an operation needs is there; None while that is not known."""
+        """Return the time at which the input of an operation is there; None while that is not known."""
         of = self.index + 1 if operation.is_backward else self.index - 1
         return ends.get((of, operation)) if 0 <= of <= last else 0.0

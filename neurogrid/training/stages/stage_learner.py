@@ -176,7 +176,7 @@ class StageLearner:
     def forward(
         self, number: int, given: Tensor, *, step: int, tokens: Tensor | None = None
     ) -> Tensor:
-        """What the next stage is given of a micro-batch: [B, T, D], float32 or what products are in; not at the last.
+        """Compute a micro-batch's hidden state for the next stage: [B, T, D], float32 or the dtype of products.
 
         Args:
             number: of the micro-batch within the step.
@@ -426,7 +426,7 @@ class StageLearner:
             self.outer.load(momenta)
 
     def weights(self) -> dict[str, Tensor]:
-        """What learns as a checkpoint of transformers has it, or PEFT's file of an adapter: float32, on the CPU.
+        """Return the tensors that learn as a checkpoint of transformers, or PEFT's file, has them: float32, on the CPU.
 
         What does not learn is as it was. As of `pieces`, it may be the learner's own memory, and a copy of what is tied
         is the first stage's.
@@ -468,7 +468,7 @@ class StageLearner:
             self._are_projected = True
 
     def _new_optimizer(self) -> torch.optim.Optimizer | None:
-        """None where nothing learns, as in a stage without any layer that an adapter names."""
+        """Make the optimiser; None where nothing learns, as in a stage without any layer that an adapter names."""
         return make_optimizer(self._settings.inner, self._values) if self._values else None
 
     def _state(self, parameter: Tensor) -> dict[str, Tensor | None]:
@@ -580,7 +580,7 @@ def _check_piece(title: str, piece: Mapping[str, Tensor], name: str, shape: torc
 
 @functools.lru_cache(maxsize=1)
 def _traits_of(config: str) -> SubspaceTraits:
-    """What is proven once, also where stages are arranged anew."""
+    """Prove that hidden states can be in a subspace: once for a config, also where stages are arranged anew."""
     return check_subspace(build_config(parse_config(config)))
 
 

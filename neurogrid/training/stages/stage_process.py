@@ -236,7 +236,7 @@ class StageProcess:
     async def forward(
         self, number: int, step: int, given: PlainTensor, tokens: PlainTensor | None = None
     ) -> PlainTensor:
-        """What the next stage is given of a micro-batch.
+        """Compute a micro-batch's hidden state for the next stage.
 
         Args:
             tokens: token ids, where there is a subspace; the first stage is given them anyway.
@@ -283,22 +283,22 @@ class StageProcess:
         return float(told["loss"])
 
     async def backward(self, number: int, gradient: PlainTensor | None) -> PlainTensor | None:
-        """What the stage before is given of a micro-batch; None at the first stage. Errors as of `forward`."""
+        """Compute a micro-batch's gradient for the stage before; None at the first. Errors as of `forward`."""
         told = await self._call("backward", number=number, gradient=_frame_of(gradient))
         return _tensor(told) if told else None
 
     async def evaluate(
         self, given: PlainTensor, labels: PlainTensor | None, tokens: PlainTensor | None = None
     ) -> PlainTensor | float:
-        """What the next stage is given, or the sum of the losses; nothing is learned. As of `forward`."""
+        """Compute the hidden state for the next stage, or the sum of the losses, and learn nothing. As of `forward`."""
         told = await self._call(
             "evaluate", given=_frame(given), tokens=_frame_of(tokens), labels=_frame_of(labels)
         )
         return float(told["loss"]) if "loss" in told else _tensor(told)
 
     async def tied_gradient(self, start: int, num: int) -> tuple[PlainTensor, int]:
-        """Some of the elements of this stage's part of the gradient of what is tied, float32 [num], and how many there
-        are in all."""
+        """Return some elements of this stage's part of the gradient of what is tied, float32 [num], and their number in
+        all."""
         told = await self._call("tied_gradient", start=start, num=num)
         return _tensor(told), told["num_elements"]
 
@@ -307,7 +307,7 @@ class StageProcess:
         await self._call("add_tied_gradient", gradient=_frame(gradient))
 
     async def squared_norm(self) -> float:
-        """Of the gradients of the parameters that count here."""
+        """Return the squared norm of the gradients of the parameters that count here."""
         return float((await self._call("squared_norm"))["squared_norm"])
 
     async def apply(

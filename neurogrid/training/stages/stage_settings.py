@@ -1,4 +1,4 @@
-"""What the learner of a stage is told: its layers, the optimiser, and what it may use. Plain data, checked, as JSON."""
+"""Settings of the learner of a stage: its layers, the optimiser, and what it may use. Plain data, checked, as JSON."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _MAX_OUTER_LR: Final = 100.0
 
 @dataclass(frozen=True, slots=True)
 class StageSettings:
-    """All that the learner of a stage needs to know before it begins.
+    """Settings of the learner of a stage: all that it needs to know before it begins.
 
     Attributes:
         config: JSON of transformers' config, of the whole model.
@@ -89,7 +89,7 @@ class StageSettings:
         _whole("subspace", self.subspace, 0, 0 if self.adapter.r else MAX_SUBSPACE)
 
     def text(self) -> str:
-        """The same as JSON."""
+        """Return the settings as JSON."""
         return json.dumps(asdict(self))
 
     @classmethod

@@ -34,7 +34,7 @@ NUM_PARTITIONS: Final = 20
 
 
 class StageSums:
-    """What one member has to do with the others of its stage.
+    """Sums of gradients and means of weights that one member has in common with the others of its stage.
 
     Args:
         parameters: that learn here, by name, in an order that all have.
@@ -52,7 +52,7 @@ class StageSums:
 
     @property
     def num_elements(self) -> int:
-        """Of the longest vector that goes out."""
+        """Elements of the longest vector that goes out."""
         return self._layout.num_elements
 
     def has_finite_gradients(self) -> bool:

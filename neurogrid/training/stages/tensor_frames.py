@@ -25,7 +25,7 @@ def as_frame(tensor: Tensor) -> dict[str, Any]:
 
 
 def of_frame(told: Mapping[str, Any]) -> Tensor:
-    """What `as_frame` gave, on the CPU; whole numbers as torch wants them for ids and labels, int64.
+    """Read what `as_frame` gave into a tensor on the CPU; whole numbers become int64, as torch wants ids and labels.
 
     Raises:
         ValueError: it has no elements, or other bytes than its shape and dtype have.

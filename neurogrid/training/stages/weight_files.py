@@ -30,7 +30,7 @@ _MAX_TENSORS: Final = 1_000_000
 
 
 class _Place(NamedTuple):
-    """Where a tensor lies: its file, and the bytes of that."""
+    """Place of a tensor: its file, and its bytes in that."""
 
     path: Path
     entry: TensorEntry
