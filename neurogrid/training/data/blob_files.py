@@ -145,7 +145,7 @@ async def fetch_file_patiently(
     timeout: float,
     passed_over: PassedOver | None = None,
 ) -> str:
-    """The same, and again while those that have it are busy or were lost on the way, for so many seconds.
+    """Get a blob as `fetch_file` does, and again while its peers are busy or were lost on the way, for so many seconds.
 
     Of several peers each has a share of the time, and the next one goes on with what came. So none that is silent, or
     sends too slowly, takes the time of all.

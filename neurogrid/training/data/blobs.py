@@ -56,7 +56,7 @@ _BUSY_PAUSE: Final = 0.25
 
 
 class Provider(Protocol):
-    """Has some blobs, and gives them to peers."""
+    """Provider of some blobs, which it gives to peers."""
 
     async def provide(self, peer_id: str, blob_id: bytes) -> BlobSource | None:
         """See `TransferPolicy.provide`."""
@@ -114,7 +114,7 @@ class SliceStore:
             return False
 
     def _open(self, info: SliceInfo) -> BlobSource | None:
-        """In a thread: hashes the file where it is not the one that was hashed before."""
+        """Open a slice, in a thread; hash its file where it is not the one that was hashed before."""
         path = slice_path(self._directory, info)
         try:
             known = self._known.get(info.blob_id)
@@ -194,7 +194,7 @@ class SliceCache:
         )
 
     def need_only(self, blob_ids: Collection[bytes]) -> None:
-        """These slices are needed from now on: others that were fetched may go when the room is needed."""
+        """Keep these slices from now on: others that were fetched may go when the room is needed."""
         for blob_id in self._cache.in_use - set(blob_ids):
             self._cache.release(blob_id)
 
@@ -253,7 +253,7 @@ class SliceCache:
         return blob
 
     def _in_order(self, peers: Sequence[str]) -> list[str]:
-        """Those to ask: peers that were asked in vain come after the last resort, those that lied not at all."""
+        """Order the peers to ask: others asked in vain come after the last resort; others that lied are left out."""
         *others, last = peers or ("",)
         first = [each for each in others if each not in self.passed_over]
         rest = [

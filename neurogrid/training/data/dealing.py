@@ -1,4 +1,4 @@
-"""Which member trains on which samples: each of an epoch is used exactly once. Pure: no clock, no files, no torch.
+"""Dealing of samples to members: each of an epoch is used exactly once. Pure: no clock, no files, no torch.
 
 A sample of an epoch is AVAILABLE, ASSIGNED to a member, or USED. What a member has computed counts once a round that it
 contributed to is decided with it among the contributors; until then its samples are ASSIGNED, whatever happens to the
@@ -35,7 +35,7 @@ MAX_DECIDED: Final = 256
 
 
 class SampleState(StrEnum):
-    """What a sample of an epoch is."""
+    """State of a sample of an epoch."""
 
     AVAILABLE = "available"
     ASSIGNED = "assigned"
@@ -85,7 +85,7 @@ class _Held:
 
 @dataclass
 class _Contribution:
-    """What a member reported as its contribution to a round that is not decided.
+    """Samples of a contribution that a member reported to a round that is not decided.
 
     Attributes:
         is_orphan: the member was lost since: if the round is decided without it, nobody has these samples.
@@ -152,7 +152,7 @@ class Dealer:
         }
 
     def assigned(self, member: str) -> tuple[SampleRange, ...]:
-        """What a member has and has not contributed to a round yet."""
+        """Return the samples assigned to a member that it has not contributed to a round yet."""
         held = self._assigned.get(member, _Held())
         return tuple(self._ranges(span for _, span in held))
 

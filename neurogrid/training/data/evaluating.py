@@ -1,4 +1,4 @@
-"""Which held-out samples are evaluated on, and what comes of them: over all, and of each part of a mixture. Pure."""
+"""Held-out samples to evaluate on, and the figures that come of them: over all, and of each part of a mixture. Pure."""
 
 from __future__ import annotations
 

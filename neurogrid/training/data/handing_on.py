@@ -1,7 +1,7 @@
-"""What a member gives to other peers: slices that it has, to a few at a time, and files of its own to whoever asks.
+"""Handing on to other peers: slices that a member has, to a few at a time, and files of its own to any that asks.
 
-A member is there to train. So that slices take neither its line nor its processor, two of them go out at a time; who
-comes then waits a moment, and is told that the member is busy: it asks another one.
+A member is there to train. So that slices take neither its line nor its processor, two of them go out at a time. A
+peer that comes then waits a moment, and is told that the member is busy: it asks another one.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _RETRY_AFTER: Final = 10.0
 
 
 class SliceProvider(Provider, Protocol):
-    """Has some slices."""
+    """Provider of some slices."""
 
     def holds(self, blob_id: bytes) -> bool:
         """Whether there is a file for a slice."""

@@ -1,4 +1,4 @@
-"""What a data set consists of: its slices by content, and what all of their samples are like. Pure.
+"""Manifest of a data set: its slices by content, and what all of their samples are like. Pure.
 
 A manifest is a blob too, and so has an id: equal data have equal bytes. Whoever gets one from a peer reads it with
 `Manifest.decode`, which checks all that can be checked before any slice is there.
@@ -74,7 +74,7 @@ class SliceInfo:
 
 @dataclass(frozen=True, slots=True)
 class PartInfo:
-    """What of a mixture is from one source.
+    """Part of a mixture that is from one source.
 
     Attributes:
         name: of the source; no two of a mixture are called the same.
@@ -143,7 +143,7 @@ class Manifest:
         return self.sequence_length or 1
 
     def encode(self) -> bytes:
-        """Its bytes: JSON with keys in order, without spaces, in UTF-8."""
+        """Return the manifest's bytes: JSON with keys in order, without spaces, in UTF-8."""
         record: dict[str, object] = {
             "held_out": [_listed(each) for each in self.held_out],
             "kind": self.kind,

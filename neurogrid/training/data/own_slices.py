@@ -75,7 +75,7 @@ class OwnSlices:
         return file
 
     def _find(self, manifest: Manifest) -> dict[bytes, Path]:
-        """In a thread: files that have the name of a slice, and its length."""
+        """Find files that have the name of a slice, and its length, in a thread."""
         found: dict[bytes, Path] = {}
         wrong: list[Path] = []
         for info in (*manifest.slices, *manifest.held_out) if self._directories else ():
@@ -103,7 +103,7 @@ class OwnSlices:
             yield directory / path.name
 
     def _verified(self, path: Path, blob_id: bytes) -> SliceFile | None:
-        """In a thread: the file, hashed where it is not the one that was hashed before."""
+        """Open a slice in a thread, hashed where it is not the file that was hashed before; None where it is wrong."""
         try:
             file = self._files.get(blob_id)
             if file is None or file.has_changed():

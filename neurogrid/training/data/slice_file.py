@@ -37,15 +37,15 @@ class SliceFile:
 
     @property
     def num_bytes(self) -> int:
-        """Of the file."""
+        """Bytes of the file."""
         return self.info.num_bytes
 
     def digests(self) -> bytes:
-        """Of its chunks, one after the other."""
+        """Return the digests of its chunks, one after the other."""
         return self.info.digests
 
     def chunk(self, index: int) -> bytes:
-        """One of its chunks; its receiver verifies it."""
+        """Read one of its chunks; the receiver verifies it."""
         with self.path.open("rb", buffering=0) as file:
             return os.pread(file.fileno(), self.info.chunk_bytes(index), index * CHUNK_BYTES)
 

@@ -59,7 +59,7 @@ def read_manifest(directory: Path) -> Manifest:
 
 
 def slice_path(directory: Path, info: SliceInfo) -> Path:
-    """Where a data directory has a slice."""
+    """Return the path of a slice in a data directory."""
     return directory / SLICES_NAME / f"{info.blob_id.hex()}.safetensors"
 
 

@@ -31,7 +31,7 @@ class Spans:
             self.add(start, stop)
 
     def __len__(self) -> int:
-        """How many numbers there are."""
+        """Return the count of the numbers in all spans."""
         return self._num
 
     def __iter__(self) -> Iterator[Span]:
@@ -85,7 +85,7 @@ class Spans:
         return taken
 
     def count(self, start: int, stop: int) -> int:
-        """How many numbers of a span are here."""
+        """Count the numbers of [start, stop) that are here."""
         total = 0
         index = bisect_right(self._stops, start)
         while index < len(self._starts) and self._starts[index] < stop:
@@ -94,7 +94,7 @@ class Spans:
         return total
 
     def copy(self) -> Spans:
-        """The same numbers."""
+        """Return other spans of the same numbers."""
         other = Spans()
         other._starts, other._stops = list(self._starts), list(self._stops)
         other._num = self._num

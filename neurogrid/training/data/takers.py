@@ -1,4 +1,4 @@
-"""Which members took which slice to train on, and so may have it still. Pure."""
+"""Members that took each slice to train on, and so may have it still. Pure."""
 
 from __future__ import annotations
 

@@ -148,7 +148,7 @@ class WebDirectory:
         return StoredBlob(found, memoryview(got.data))
 
     async def _get_in_time(self, name: str, max_bytes: int) -> _Got:
-        """The same, for which nobody else sets a time: a server may send a little again and again, without end."""
+        """Get a file as `_get` does, within a time: a server may send a little again and again, without end."""
         seconds = _SILENCE + max_bytes / _SENT_PER_SECOND
         try:
             with trio.fail_after(seconds):
@@ -195,7 +195,7 @@ class WebDirectory:
 
 @dataclass(slots=True)
 class _Got:
-    """What is here of a file.
+    """Bytes of a file that are here.
 
     Attributes:
         data: from its beginning on.
@@ -212,7 +212,7 @@ class _Got:
 
 
 def _download(url: str, max_bytes: int, got: _Got, is_over: threading.Event) -> None:
-    """In a thread: what is missing of a file, until nobody waits for it any more."""
+    """Download what is missing of a file, in a thread, until no task waits for it any more."""
     start = len(got.data)
     headers = {"Accept-Encoding": "identity"}
     if start:
@@ -247,7 +247,7 @@ def _download(url: str, max_bytes: int, got: _Got, is_over: threading.Event) -> 
 
 
 class _NotFoundError(PeerUnreachableError):
-    """There is no such file."""
+    """The server has no such file."""
 
 
 class _PassingError(PeerUnreachableError):

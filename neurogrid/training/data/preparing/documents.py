@@ -29,7 +29,7 @@ ROWS: Final = 256
 
 
 class Piece(NamedTuple):
-    """Some text, and whether its document ends with it."""
+    """Piece of text, and whether its document ends with it."""
 
     text: str
     is_last: bool

@@ -1,4 +1,4 @@
-"""Which documents are held out: whole ones, so that nothing of what is evaluated on was trained on."""
+"""Choice of the documents to hold out: whole ones, so that nothing of what is evaluated on was trained on."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ def num_held_out(num_samples: int, held_out: float, what: str, length: int) -> i
 def chosen_documents(
     lengths: np.ndarray[Any, Any], wanted: int, seed: int
 ) -> np.ndarray[Any, np.dtype[np.bool_]]:
-    """Which documents are held out, in the order of SHA-256 of seed and number: with at least `wanted` in all, and at
-    most twice as many. None where that cannot be.
+    """Choose the documents to hold out, in the order of SHA-256 of seed and number: with at least `wanted` in all, and
+    at most twice as many. None of them where that cannot be.
 
     Args:
         lengths: of the documents, in tokens or in samples.

@@ -51,7 +51,7 @@ _INT32_BYTES: Final = 4
 
 
 class Kind(StrEnum):
-    """What a source has."""
+    """Kind of the content of a source."""
 
     TEXT = "text"
     IDS = "token ids"
@@ -61,7 +61,7 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What is at a place.
+    """Source that was found at a place.
 
     Attributes:
         place: as it was named.
@@ -108,7 +108,7 @@ def find(place: Path, *, has_ids: bool) -> Found:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """How sources are read: see `prepare`."""
+    """Settings by which sources are read: see `prepare`."""
 
     tokenizer: Path | None
     vocab_size: int | None
@@ -270,7 +270,7 @@ class Opener:
 
 
 class _Images:
-    """Some images of a folder."""
+    """Images of a folder, chosen by their numbers."""
 
     def __init__(self, images: ImageFolder, chosen: Numbers) -> None:
         self._images, self._chosen = images, chosen

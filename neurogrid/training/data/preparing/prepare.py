@@ -1,4 +1,4 @@
-"""From sources to a data directory."""
+"""Preparing of sources as a data directory."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _CLASSES: Final = "classes.json"
 
 
 def _say_nothing(text: str) -> None:
-    """What is left out interests nobody."""
+    """Ignore what is left out, and what is mixed."""
 
 
 def prepare(
@@ -172,7 +172,7 @@ def _mixed(
 
 
 def _named(found: Sequence[Found]) -> list[str]:
-    """What the sources of a mixture are called: by their last names, where these differ."""
+    """Name the sources of a mixture: by the last parts of their paths where these differ, else by the paths."""
     short = [each.place.resolve().name[:MAX_PART_NAME_CHARS] for each in found]
     if len(set(short)) == len(short):
         return short

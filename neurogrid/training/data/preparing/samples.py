@@ -21,12 +21,12 @@ class Samples(Protocol):
     def __len__(self) -> int: ...
 
     def load(self, numbers: Numbers) -> Arrays:
-        """Those of these numbers, in this order."""
+        """Load the samples of these numbers, in this order."""
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """What becomes a data set, or a part of one.
+    """Samples that become a data set, or a part of one.
 
     Attributes:
         training, held_out: its samples; none of them is in both.

@@ -21,12 +21,12 @@ _FEWEST_BITS: Final = 4
 
 
 def in_order(seed: int, num_samples: int, start: int, stop: int) -> Numbers:
-    """Which samples stand at the places from `start` to before `stop`, int64: see `samples_at`."""
+    """Return the numbers of the samples at the places from `start` to before `stop`, int64: see `samples_at`."""
     return samples_at(seed, num_samples, np.arange(start, stop))
 
 
 def samples_at(seed: int, num_samples: int, places: Numbers) -> Numbers:
-    """Which samples stand at some places, int64; each of all places has another.
+    """Return the numbers of the samples that stand at some places, int64; no two places have the same.
 
     A network of Feistel's permutes the numbers of an even number of bits, and goes on until one is a sample's.
 

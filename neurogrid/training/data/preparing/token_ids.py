@@ -112,7 +112,7 @@ def divide_rows(
     seed: int,
     say: Callable[[str], None],
 ) -> tuple[IdRows, IdRows]:
-    """What is trained on, and what is held out: whole files, or the end of the last where there are too few.
+    """Divide rows into those to train on and those held out: whole files, or the last rows where no files will do.
 
     Args:
         length: tokens of a sample.
@@ -145,7 +145,7 @@ def divide_rows(
 
 
 def _measure(path: Path, vocab_size: int, token_bytes: int) -> IdFile:
-    """What a file says of itself, by its length and its beginning."""
+    """Find out the number and the size of a file's ids, by its length and its beginning."""
     num_bytes = path.stat().st_size
     header = np.fromfile(path, "<i4", HEADER_BYTES // 4)
     mark, version, count = (int(each) for each in header[:3]) if len(header) == 256 else (0, 0, 0)
