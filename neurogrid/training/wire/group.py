@@ -252,7 +252,7 @@ class Plan(ControlPayload):
 
 @dataclass(frozen=True, slots=True)
 class Proposal(ControlPayload):
-    """What a leader would have its group decide next.
+    """Proposal of a leader: what its group is to decide next.
 
     Attributes:
         attempt: u64, from 1: with the term of the message it is a ballot.
@@ -283,7 +283,7 @@ class Proposal(ControlPayload):
 
 @dataclass(frozen=True, slots=True)
 class Lead(ControlPayload):
-    """What a leader tells a member: what was decided since, and what is to be decided.
+    """Message of a leader to a member: decisions that were made since, and the proposal for the next one.
 
     Attributes:
         term: u64, the leader's, from 1.
@@ -314,7 +314,7 @@ class Lead(ControlPayload):
 
 @dataclass(frozen=True, slots=True)
 class Status(ControlPayload):
-    """What a member tells its leader.
+    """Status of a member, as it tells its leader.
 
     Attributes:
         incarnation: u64, the sender's.

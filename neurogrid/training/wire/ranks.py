@@ -1,4 +1,4 @@
-"""What a rank of a process group tells the others when it can do nothing more in it.
+"""Failure of a rank of a process group, as it tells the others when it can do nothing more in it.
 
 Source: protocol_spec/training/process-groups.md.
 """
@@ -20,7 +20,7 @@ MAX_RANK: Final = 2**31 - 1
 
 @dataclass(frozen=True, slots=True)
 class GroupFailure(ControlPayload):
-    """Why its sender can do nothing more in the group.
+    """Reason for which the sender can do nothing more in the group.
 
     Attributes:
         reason: in words, for people.

@@ -1,4 +1,4 @@
-"""What a group has in common, as its first leader set it: the same for all members, for as long as the group is.
+"""Settings of a group, as its first leader set them: the same for all members, for as long as the group is.
 
 Source: protocol_spec/training/groups.md.
 """

@@ -1,4 +1,4 @@
-"""What ranks ask of the store in which they find each other, and what it answers.
+"""Questions of ranks to the store in which they find each other, and its answers.
 
 Source: protocol_spec/training/process-groups.md.
 """
@@ -23,7 +23,7 @@ __all__ = [
 STORE_ACTIONS: Final = frozenset(
     {"set", "append", "get", "add", "check", "wait", "compare_set", "delete_key", "num_keys"}
 )
-"""What may be asked; the names are those of `torch.distributed.Store`."""
+"""Actions that may be asked for; the names are those of `torch.distributed.Store`."""
 
 MAX_KEY_CHARS: Final = 1024
 # Ranks keep addresses and numbers in a store.
@@ -36,7 +36,7 @@ MAX_WAIT: Final = 7 * 86_400.0
 
 @dataclass(frozen=True, slots=True)
 class StoreQuestion(ControlPayload):
-    """Something asked of the store.
+    """Question to the store.
 
     Attributes:
         action: one of `STORE_ACTIONS`.

@@ -40,7 +40,7 @@ _MAX_EVIDENCE_BYTES: Final = 1024
 
 @dataclass(frozen=True, slots=True)
 class RoundFinding(ControlPayload):
-    """What came of computing a claim again; or that it could not be, since its member gave nothing.
+    """Finding: what came of computing a claim again, or that it could not be, since its member gave nothing.
 
     Attributes:
         run: the id of the run.
@@ -117,7 +117,7 @@ class RoundEvidence(ControlPayload):
 
 @dataclass(frozen=True, slots=True)
 class RoundMeasure(ControlPayload):
-    """What a result is worth, as a member that was drawn for it has measured.
+    """Worth of a result, as a member that was drawn for it has measured it.
 
     Attributes:
         run: the id of the run.

@@ -53,7 +53,7 @@ __all__ = [
 ]
 
 MODEL_KINDS: Final = frozenset({"causal-lm", "image-classification"})
-"""What a model is trained for."""
+"""Kinds of models, by what one is trained for."""
 
 MAX_PROGRAMS: Final = 32
 MAX_PROGRAM_CHARS: Final = 64
@@ -104,7 +104,7 @@ class Ask(ControlPayload):
 
 @dataclass(frozen=True, slots=True)
 class Offer(ControlPayload):
-    """What a worker has, kept for the leader that asked until the time is over.
+    """Offer of a worker: what it has, kept for the leader that asked until the time is over.
 
     Attributes:
         lease: u64, from 1: names the lease from here on.

@@ -65,7 +65,7 @@ __all__ = [
 ]
 
 STAGE_STATES: Final = frozenset({"loading", "ready", "working", "failed"})
-"""How a member stands that is a stage."""
+"""States of a member that is a stage."""
 
 MAX_CHAIN_STAGES: Final = 64
 """Stages of a chain: past a few, more replicas are quicker."""
@@ -202,7 +202,7 @@ class StageOrder(ControlPayload):
 
 @dataclass(frozen=True, slots=True)
 class StageReport(ControlPayload):
-    """How a stage stands.
+    """Report of a member that is a stage: its state, its step, and the pieces that can be fetched from it.
 
     Attributes:
         run: the id of the run.
@@ -529,5 +529,5 @@ class StageTensor(NamedTuple):
 
 
 def session_of(run: bytes) -> int:
-    """What tensors name a run by: the first 8 bytes of its id, as a number."""
+    """Return the number by which tensors name a run: the first 8 bytes of its id."""
     return int.from_bytes(run[:8], "big")

@@ -122,7 +122,7 @@ class Followed(ControlPayload):
 
 @dataclass(frozen=True, slots=True)
 class Lines(ControlPayload):
-    """What was written into the journal, and that the leader is there.
+    """Bytes that were written into the journal, and a sign that the leader is there.
 
     Attributes:
         run: the id of the run.
@@ -159,7 +159,7 @@ class Lines(ControlPayload):
 
 @dataclass(frozen=True, slots=True)
 class Copied(ControlPayload):
-    """How far a deputy has copied; or who leads in its place.
+    """Answer of a deputy to `Lines`: how far it has copied; and where it leads by now, its term and peer id.
 
     Attributes:
         run: the id of the run.
@@ -212,7 +212,7 @@ class Appoint(ControlPayload):
 
 @dataclass(frozen=True, slots=True)
 class Appointed(ControlPayload):
-    """How a member stands.
+    """Answer of a member to `Appoint`: the leader that it obeys, and the newest deputy that it was told of.
 
     Attributes:
         run: the id of the run.
@@ -270,7 +270,7 @@ class Claim(ControlPayload):
 
 @dataclass(frozen=True, slots=True)
 class Claimed(ControlPayload):
-    """How a member stands, and what it has promised.
+    """Answer of a member to `Claim`: the leader that it obeys, and what it has promised.
 
     Attributes:
         run, leader, incarnation, term, number, deputy: as in `Appointed`.

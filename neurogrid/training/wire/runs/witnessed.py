@@ -65,13 +65,13 @@ EPOCH_PHASES: Final = frozenset(
         "paused",
     }
 )
-"""What a witnessed run does."""
+"""Phases of a witnessed run."""
 
 MEMBER_HEALTH: Final = frozenset({"healthy", "dropped", "withdrawn", "ejected"})
-"""How a member of an epoch stands."""
+"""States of health of a member of an epoch."""
 
 EPOCH_STATES: Final = frozenset({"starting", "waiting", "loading", "warm", "training", "kept"})
-"""What a member of a witnessed run does."""
+"""States of a member of a witnessed run."""
 
 MAX_EPOCH_SEATS: Final = 128
 """Members of an epoch."""
@@ -175,7 +175,7 @@ class EpochSeat(ControlPayload):
 
 @dataclass(frozen=True, slots=True)
 class RoundWork(ControlPayload):
-    """What a member trains on in a round.
+    """Work of a member in a round: the samples that it trains on.
 
     Attributes:
         seat: u32.
@@ -233,7 +233,7 @@ class AgreedResult(ControlPayload):
 
 @dataclass(frozen=True, slots=True)
 class Epoch(ControlPayload):
-    """Where a run is, and what members do there.
+    """Phase of a witnessed run: where the run is, and all that members need to know to do their part.
 
     Attributes:
         run: the id of the run.
@@ -450,7 +450,7 @@ class RoundHealth(ControlPayload):
 
 @dataclass(frozen=True, slots=True)
 class EpochReport(ControlPayload):
-    """How a member of a witnessed run stands.
+    """Report of a member of a witnessed run: its state, its weights, and what the results in these were like.
 
     Attributes:
         run: the id of the run.

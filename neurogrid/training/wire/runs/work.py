@@ -51,7 +51,7 @@ __all__ = [
 MEMBER_STATES: Final = frozenset(
     {"starting", "ready", "training", "averaging", "waiting", "failed"}
 )
-"""What a member does."""
+"""States of a member."""
 
 MAX_RANGES: Final = 4096
 """Ranges of samples in one work."""
@@ -69,7 +69,7 @@ MAX_WEIGHT: Final = 2**53
 """Of a work: weights are added as float64, and are exact up to here."""
 
 SYNC_SHARE: Final = 2.0**-20
-"""What a unit of weight of a work without samples adds to a contribution: a round of nothing else weighs less than 1,
+"""Weight that each unit of a work without samples adds to a contribution: a round of nothing else weighs less than 1,
 by which all see that nothing was trained for it."""
 
 _MAX_VALUE: Final = 1e30
@@ -92,7 +92,7 @@ class SampleRange(NamedTuple):
 
     @property
     def num_samples(self) -> int:
-        """How many samples there are."""
+        """Number of samples in the range."""
         return self.stop - self.start
 
 
@@ -127,7 +127,7 @@ def _nested(decode: Callable[[bytes], ControlPayload], max_items: int) -> Form:
 
 @dataclass(frozen=True, slots=True)
 class Work(ControlPayload):
-    """What a member is to train on, and to contribute then.
+    """Work of a member: samples to train on, and to contribute then.
 
     Attributes:
         number: u64, from 1, of those of its seat.
@@ -160,13 +160,13 @@ class Work(ControlPayload):
 
     @property
     def share(self) -> float:
-        """What it adds to the weight of the contribution."""
+        """Weight that the work adds to that of the contribution."""
         return float(self.weight) if self.ranges else self.weight * SYNC_SHARE
 
 
 @dataclass(frozen=True, slots=True)
 class Order(ControlPayload):
-    """What a leader tells a member to do.
+    """Order of a leader: the whole of what a member is to do.
 
     Attributes:
         run: the id of the run.
@@ -212,7 +212,7 @@ class Order(ControlPayload):
 
 @dataclass(frozen=True, slots=True)
 class Report(ControlPayload):
-    """How a member stands.
+    """Report of a member to its leader: the whole of how it stands.
 
     Attributes:
         run: the id of the run.
