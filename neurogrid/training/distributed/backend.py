@@ -1,4 +1,4 @@
-"""What torch knows of the backend: its name, and how a process group is made. Imports no more of ours until then."""
+"""Backend as torch knows it: its name, and the making of a process group. Imports no more of ours until then."""
 
 from __future__ import annotations
 

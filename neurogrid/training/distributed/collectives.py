@@ -54,7 +54,7 @@ class Flat:
 
     @property
     def num_bytes(self) -> int:
-        """Its size."""
+        """Size of the tensor in bytes."""
         return len(self.memory)
 
     def items(self, span: Span) -> torch.Tensor:
@@ -63,18 +63,18 @@ class Flat:
         return self.elements[span[0] // item_bytes : span[1] // item_bytes]
 
     def parts(self, num_parts: int) -> Sequence[Span]:
-        """Its parts, one for each rank."""
+        """Divide the tensor into parts, one for each rank, as spans of bytes."""
         return parts_of(self.elements.numel(), self.elements.element_size(), num_parts)
 
     def row(self, data: Data) -> torch.Tensor:
-        """What came for this tensor, as elements."""
+        """View bytes that came for this tensor as elements of its dtype."""
         if not len(data):
             return self.elements[:0]
         return torch.frombuffer(data, dtype=self.elements.dtype)
 
 
 class _Progress:
-    """How many chunks are done, for tasks that go on with them."""
+    """Number of chunks that are done, for tasks that go on with them."""
 
     def __init__(self) -> None:
         self._done = 0

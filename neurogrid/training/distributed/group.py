@@ -156,7 +156,7 @@ class Group:
 
     @property
     def size(self) -> int:
-        """How many ranks there are."""
+        """Number of ranks in the group."""
         return len(self.peer_ids)
 
     @property

@@ -49,7 +49,7 @@ _RECORD = Map(
 
 
 class Store(Protocol):
-    """What is needed of a store of torch: bytes by key, which all ranks see."""
+    """Methods that are needed of a store of torch: bytes by key, which all ranks see."""
 
     def set(self, key: str, value: bytes, /) -> object:
         """Keep a value."""
@@ -65,7 +65,7 @@ class Store(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """What a rank says of itself.
+    """Record of a rank in the store: what it says of itself.
 
     Attributes:
         peer_id: base58.
@@ -78,7 +78,7 @@ class Record:
     group: int
 
     def encode(self) -> bytes:
-        """As it stands in the store."""
+        """Return the record as it stands in the store."""
         return _RECORD.encode((self.peer_id, self.addresses, self.group))
 
     @classmethod

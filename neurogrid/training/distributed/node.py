@@ -42,7 +42,7 @@ RELAY_WAIT = 15.0
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Where a node is to be reached.
+    """Addresses at which a node is to be reached.
 
     Attributes:
         listen: multiaddrs to listen on.

@@ -20,7 +20,7 @@ __all__ = ["Incoming", "Operation", "Outgoing"]
 
 
 class Operation:
-    """What an operation has to do with other ranks.
+    """Operation of a rank with others: what it sends and receives, and the ranks that it waits for.
 
     Args:
         group: whose.

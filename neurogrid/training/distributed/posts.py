@@ -34,7 +34,7 @@ NOTICE_COST: Final = WINDOW_BYTES // 2
 
 
 def cost_of(num_bytes: int) -> int:
-    """What a post of so many bytes counts."""
+    """Return the cost of a post of so many bytes."""
     return max(num_bytes, LEAST_COST)
 
 
@@ -83,7 +83,7 @@ class IncomingPosts:
 
     @property
     def early_cost(self) -> int:
-        """What those cost that came before anybody asked for them."""
+        """Cost of the posts that came before they were expected."""
         return self._early_cost
 
     @property

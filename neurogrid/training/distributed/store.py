@@ -97,7 +97,7 @@ class ServedStore(_torch.Store):  # type: ignore[misc]
         return self._ask("delete_key", [key]) == b"1"
 
     def num_keys(self) -> int:
-        """How many keys there are."""
+        """Return the number of keys."""
         return int(self._ask("num_keys", []))
 
     def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
@@ -123,7 +123,7 @@ class ServedStore(_torch.Store):  # type: ignore[misc]
 
     @property
     def timeout(self) -> timedelta:
-        """How long it waits for keys."""
+        """Timeout of waiting for keys."""
         return timedelta(seconds=self._seconds)
 
     def clone(self) -> ServedStore:

@@ -53,7 +53,7 @@ _BITWISE: Final = frozenset({"BAND", "BOR", "BXOR"})
 
 
 class Reduction:
-    """What becomes of the rows of a tensor."""
+    """Reduction of the rows of a tensor to one: a fold, and a divisor of its result."""
 
     def __init__(self, fold: Fold, divisor: int) -> None:
         self._fold = fold

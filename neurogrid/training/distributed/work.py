@@ -1,4 +1,4 @@
-"""What a caller of a collective holds until it is done.
+"""Pending work, which the caller of a collective holds until it is done.
 
 It ends in the loop's thread. What hangs on its future runs in another (`Futures`): a callback may compute, or call a
 collective and wait for it, and the loop goes on.
@@ -150,7 +150,7 @@ class Pending(Work):
         return self._done.is_set() and self._error is None
 
     def exception(self) -> BaseException | None:
-        """Why it failed."""
+        """Return the error that it failed with; None if there is none."""
         return self._error
 
     def result(self) -> list[torch.Tensor]:
