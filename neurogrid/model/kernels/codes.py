@@ -78,7 +78,7 @@ class Codes:
         return tuple(part for part in parts if part is not None)
 
     def to(self, device: torch.device) -> Codes:
-        """The same on a device."""
+        """Return the same codes on a device."""
         minimums, table = self.minimums, self.table
         return Codes(
             self.bits,
@@ -120,7 +120,7 @@ class Codes:
 
 
 def join_rows(codes: Sequence[Codes], order_O: torch.Tensor | None) -> Codes:
-    """One matrix of the rows of some.
+    """Join the rows of some matrices into one matrix.
 
     Args:
         order_O: int64, of all their rows one after another those of the matrix; None for all as they are.
@@ -156,7 +156,7 @@ def join_rows(codes: Sequence[Codes], order_O: torch.Tensor | None) -> Codes:
 
 
 def _form(codes: Codes) -> tuple[object, ...]:
-    """What matrices have in common whose rows can be one matrix."""
+    """Return the form of a matrix; only rows of matrices of one form can be one matrix."""
     parts = [(part.dtype, part.shape[1:]) for part in (codes.codes, codes.scales)]
     return codes.bits, codes.num_inputs, codes.minimums is None, codes.table is None, parts
 

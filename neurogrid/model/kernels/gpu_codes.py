@@ -45,7 +45,7 @@ _MAX_ERROR: Final = 2e-6
 
 @dataclass(frozen=True, slots=True)
 class _Form:
-    """What kernels are compiled for, besides the dtype of what is multiplied."""
+    """Form of codes that kernels are compiled for, besides the dtype of what is multiplied."""
 
     bits: int
     code_dtype: torch.dtype
@@ -159,7 +159,7 @@ def _is_right(device: torch.device, form: _Form, dtype: torch.dtype) -> bool:
 
 
 def _wrong_product(device: torch.device, form: _Form, dtype: torch.dtype) -> str:
-    """What is wrong with the products of matrices of random codes; empty if nothing is."""
+    """Return the fault of products with matrices of random codes, in words; empty if there is none."""
     generator = torch.Generator().manual_seed(0)
     most = max(_MAX_ERROR, 2 * torch.finfo(dtype).eps)
     for num_outputs, num_inputs, all_rows in _CHECKED:

@@ -157,7 +157,7 @@ def _is_right(device: torch.device, group: int) -> bool:
 
 
 def _wrong_product(device: torch.device, group: int) -> str:
-    """What is wrong with the products of a matrix of random codes; empty if nothing is."""
+    """Return the fault of products with a matrix of random codes, in words; empty if there is none."""
     codes = _checked_codes(group).to(device)
     matrix, dense = Int4Matrix(codes), codes.dense(torch.float32)
     generator = torch.Generator().manual_seed(group)
@@ -185,7 +185,7 @@ def _makes_dense(device: torch.device, group: int, num_tiles: int) -> bool:
 
 
 def _wrong_weights(device: torch.device, group: int, num_tiles: int) -> str:
-    """What is wrong with the weights that our kernel makes of random codes; empty if nothing is."""
+    """Return the fault of weights that our kernel makes of random codes, in words; empty if there is none."""
     # As many inputs as so many tiles divide, and not twice as many.
     codes = _checked_codes(group, 3 * max(group, num_tiles * _TILE)).to(device)
     assert _num_tiles(codes) == num_tiles
@@ -204,7 +204,7 @@ def _checked_codes(group: int, num_inputs: int = 3 * 256) -> Codes:
 
 
 def _num_tiles(codes: Codes) -> int:
-    """How many tiles of 16 inputs go together."""
+    """Return the number of tiles of 16 inputs that go together."""
     return next(each for each in _INNER_TILES if codes.num_inputs % (each * _TILE) == 0)
 
 

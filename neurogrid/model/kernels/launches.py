@@ -31,7 +31,7 @@ def _kernels() -> ModuleType | None:
 
 
 def what_is_wrong(check: Callable[[], str]) -> str:
-    """Why kernels do not serve, in words; empty if they do.
+    """Return the reason for which kernels do not serve, in words; empty if they do.
 
     Args:
         check: launches some, and says what is wrong with what they give.

@@ -43,7 +43,7 @@ Adapters = ctypes.Array[ctypes.c_void_p] | None
 
 
 class Norm(IntEnum):
-    """Where root mean square norms stand, numbered as in layer.h."""
+    """Place of a root mean square norm in a layer, numbered as in layer.h."""
 
     BEFORE_ATTENTION = 0
     QUERIES = 1
@@ -257,7 +257,7 @@ class CompiledLayer:
         return queries, keys, values
 
     def _states_form(self, is_coded: bool) -> tuple[int, torch.dtype]:
-        """What a key or value is of, and in which dtype."""
+        """Return the number of elements of a key or value in the cache, and their dtype."""
         size = self._parts.head_size
         return (coded_size(size), CODED_DTYPE) if is_coded else (size, self._parts.dtype)
 
@@ -335,7 +335,7 @@ class CompiledLayer:
     def _require(
         self, given: torch.Tensor, shape: tuple[int, ...], dtype: torch.dtype | None = None
     ) -> None:
-        """Nothing behind this looks at it again: what reads has an address."""
+        """Check a tensor: nothing behind this looks at it again, as kernels have its address alone."""
         dtype = dtype or self._parts.dtype
         if given.shape != shape or given.dtype != dtype or not given.is_cpu:
             raise ValueError(
@@ -345,7 +345,7 @@ class CompiledLayer:
 
 
 def _states(tensor_RVNE: torch.Tensor) -> _StatesFields:
-    """Where keys or values lie. Elements of a token lie together, or its strides would not do."""
+    """Return the address and strides of keys or values. Elements of a token lie together, or strides would not do."""
     row, head, token, element = tensor_RVNE.stride()
     if element != 1:
         raise ValueError("the elements of a key do not lie together")

@@ -55,7 +55,7 @@ class _HeldLinear(nn.Linear):
 
     @property
     def held_device(self) -> torch.device:
-        """Where what is multiplied lies."""
+        """Device that the weights, or codes, lie on."""
         return self._held.parts[0].device
 
     def __getattr__(self, name: str) -> Any:
@@ -130,7 +130,7 @@ class Bfloat16Linear(nn.Linear):
         return self.matrix().multiply(input)
 
     def matrix(self) -> Matrix:
-        """What it multiplies with."""
+        """Return the matrix that the layer multiplies with; make it where there is none of its weight."""
         # In __dict__, and made when it is first needed: the class is given to modules that are there.
         held = self.__dict__.get("_matrix")
         if held is None or held[0] != self.weight.data_ptr():
@@ -139,7 +139,7 @@ class Bfloat16Linear(nn.Linear):
         return matrix
 
     def __getstate__(self) -> dict[str, Any]:
-        """All but the matrix, whose pointers are of this very module: a copy makes its own."""
+        """Return all but the matrix, whose pointers are of this very module: a copy makes its own."""
         return {name: value for name, value in vars(self).items() if name != "_matrix"}
 
     def _make_matrix(self) -> Matrix:
@@ -152,7 +152,7 @@ class Bfloat16Linear(nn.Linear):
 def held_codes(
     codes: Codes, bias: torch.Tensor | None, dtype: torch.dtype, *, by_int8: bool
 ) -> Codes | Matrix:
-    """What multiplies with `codes` on their device: a matrix with its bias, or the codes to be made dense each time.
+    """Return a matrix of `codes` and bias to multiply with on their device, or the codes, to be made dense each time.
 
     Args: as of `CodesLinear`.
     """
@@ -191,7 +191,7 @@ def hold_as_bfloat16(linear: nn.Linear) -> nn.Linear:
 
 
 def matrix_of(linear: nn.Module) -> Matrix | None:
-    """What a linear layer multiplies with, bias and all; None where torch multiplies."""
+    """Return the matrix that a linear layer multiplies with, bias and all; None where torch multiplies."""
     if isinstance(linear, Bfloat16Linear):
         return linear.matrix()
     held = linear._held if isinstance(linear, _HeldLinear) else None

@@ -1,4 +1,4 @@
-"""What an adapter adds to the result of one linear layer: scaling * B A x, for some rows by themselves.
+"""Products of an adapter that are added to the result of one linear layer: scaling * B A x, for some rows alone.
 
 Shape legend: r rank, I inputs, O outputs, R rows.
 """

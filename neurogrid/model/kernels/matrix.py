@@ -126,7 +126,7 @@ class Matrix:
 
     @property
     def parts(self) -> tuple[torch.Tensor, ...]:
-        """What it reads, for whoever counts memory; not to be written to."""
+        """Tensors that it reads, by which memory is counted; not to be written to."""
         parts = (self._weights, self._scales, self._minimums, self._table)
         return tuple(part for part in parts if part is not None)
 
@@ -197,7 +197,7 @@ def _lanes_of_8(codes_OK: torch.Tensor) -> torch.Tensor:
 
 
 def _lanes_of_4(codes_OH: torch.Tensor) -> torch.Tensor:
-    """Of pairs of inputs (0, 1) to pairs (0, 4), (1, 5) and so on, four in a lane."""
+    """Bring pairs of inputs (0, 1) to pairs (0, 4), (1, 5) and so on, four in a lane."""
     # Eight inputs of a row are four bytes, and become four: [blocks, 16, K / 8, 4].
     bytes_ = _filled_up(codes_OH, 0x88).unflatten(-1, (-1, 4))
     low, high = bytes_ & 15, bytes_ >> 4

@@ -19,7 +19,7 @@ __all__ = ["TritonError", "make_dense", "make_dense_of_tiles", "multiply_rows"]
 
 @triton.jit
 def _values(codes, ARE_FLOATS: tl.constexpr):
-    """What codes of 8 bits stand for."""
+    """Return the values of codes of 8 bits, float32."""
     if ARE_FLOATS:
         codes = codes.to(tl.float8e4nv, bitcast=True)
     return codes.to(tl.float32)
@@ -27,7 +27,7 @@ def _values(codes, ARE_FLOATS: tl.constexpr):
 
 @triton.jit
 def _pair(codes, table, HAS_TABLE: tl.constexpr):
-    """What two codes of 4 bits in a byte stand for: of the even inputs, and of the odd ones."""
+    """Return the values of the two codes of 4 bits in each byte: of the even inputs, and of the odd ones."""
     even, odd = codes & 15, codes >> 4
     if HAS_TABLE:
         return tl.load(table + even.to(tl.int32)), tl.load(table + odd.to(tl.int32))
