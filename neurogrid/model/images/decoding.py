@@ -24,7 +24,7 @@ __all__ = [
 ]
 
 IMAGE_FORMATS: Final = ("PNG", "JPEG", "WEBP", "GIF")
-"""What is read, as Pillow calls it; of an animation the first frame."""
+"""Formats that are read, as Pillow calls them; of an animation the first frame."""
 MAX_IMAGES: Final = 16
 """Images of one prompt."""
 MAX_IMAGE_BYTES: Final = 20 * 1024 * 1024

@@ -1,4 +1,4 @@
-"""Where the images of a session are, and what its layers make of that.
+"""Places of the images in a session, and what its layers make of them.
 
 To most models an image is embeddings among others. What a few do besides is in one table here, by the type of their
 text model; `check_images` proves it for each config, on a miniature.
@@ -24,7 +24,7 @@ __all__ = ["ImagePlaces", "ImageWay", "image_way"]
 
 
 class ImageWay(enum.Enum):
-    """What layers make of tokens that are an image."""
+    """Way in which layers treat tokens that are an image."""
 
     AS_TEXT = enum.auto()
     """Nothing: they need not know."""
@@ -42,13 +42,13 @@ _WAYS: Final[Mapping[str, ImageWay]] = {
 
 
 def image_way(config: PreTrainedConfig) -> ImageWay:
-    """What the layers of a text model make of images."""
+    """Return the way in which the layers of a text model treat images."""
     return _WAYS.get(config.model_type, ImageWay.AS_TEXT)
 
 
 @dataclass(frozen=True)
 class ImagePlaces:
-    """Where the images of one session are.
+    """Places of the images in one session.
 
     Attributes:
         spans: in order, none in another.
@@ -72,7 +72,7 @@ class ImagePlaces:
         return any(span.start < stop and start < span.stop for span in self.spans)
 
     def shift(self, position: int) -> int:
-        """What is added to the position of a token of text for the rotary embedding."""
+        """Return the shift that is added to the position of a token of text for the rotary embedding."""
         if self.way is not ImageWay.PLANE:
             return 0
         return sum(
@@ -106,7 +106,7 @@ class ImagePlaces:
         position: int,
         cache: Cache,
     ) -> dict[str, Any]:
-        """What the base model of text is told besides, or in place of what it is told, of tokens from `position` on.
+        """Return arguments of the base model of text from `position` on, besides or in place of those that it is given.
 
         Args:
             hidden_BTD: of the shape, dtype and device of what it is given.

@@ -170,7 +170,7 @@ class ImageReader:
         decode: Sequence[Callable[[], Image]],
         max_tokens: int | None,
     ) -> Any:
-        """What the processor makes of the text and its images, one decoded at a time; None where that cannot be."""
+        """Have the processor read the text and its images, one decoded at a time; None where that cannot be."""
         if not self._turns.is_possible:
             return None
         made: Any = None
@@ -231,7 +231,7 @@ class ImageReader:
 
 
 def _numbered(number: int, function: Callable[[bytes], Image], data: bytes) -> Image:
-    """What `function` makes of an image's file; says which image that is where it raises."""
+    """Apply `function` to an image's file; where it raises, say which image that is."""
     try:
         return function(data)
     except ConfigurationError as exc:
@@ -243,6 +243,6 @@ _PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json")
 
 
 def _taken(processor_class: Any, told: dict[str, Any]) -> dict[str, Any]:
-    """What of a processor's settings its class takes."""
+    """Return those settings of a processor that its class takes."""
     taken = inspect.signature(processor_class.__init__).parameters
     return {key: value for key, value in told.items() if key in taken}

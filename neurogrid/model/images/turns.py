@@ -52,7 +52,7 @@ class ImagesInTurn:
         return getattr(self._images, name)
 
     def __call__(self, images: Any, *args: Any, **kwargs: Any) -> Any:
-        """What the other one makes of these images; of those that take turns in their place, where some do."""
+        """Process these images with the other one; where some take turns, those in their place, one at a time."""
         if not self._decode:
             return self._images(images, *args, **kwargs)
         self.was_asked_otherwise |= self.is_over or _count(images) != len(self._decode)
@@ -120,12 +120,12 @@ class ImagesInTurn:
 
 
 def _count(images: Any) -> int:
-    """How many images there are in lists of them."""
+    """Count the images in lists of them, nested or not."""
     return sum(map(_count, images)) if isinstance(images, list | tuple) else 1
 
 
 def _joined(made: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """What was made of each image, behind each other.
+    """Join what was made of each image, one behind the other, by name.
 
     Raises:
         ValueError: it has other names or shapes for some of them, or is nothing that can be joined.
