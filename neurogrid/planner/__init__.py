@@ -1,16 +1,17 @@
-"""Which worker computes which layers: pure functions from a model, peers and links to a plan.
+"""Planner: pure functions from a model, peers and links to a plan, by which each worker computes its layers.
 
 Nothing here knows torch, the network or time. `world` is what goes in, `plan` what comes out.
 
-    problem   memory and seconds as prefix sums: how far a peer gets from a layer
-    cuts      where to cut, once the order of the peers is known (exact)
-    search    which peers, in which order (exact where it can be afforded)
-    moving    peers keep the layers that they have, where that costs little
-    replicas  what the left-over peers stand by with
-    planning  all of these, in this order
-    lines     several plans side by side, for data parallel
-    sharing   what several models may plan with, on the same peers
-    replanning, explaining    what to do when the world changes, and why a plan is as it is
+    problem      memory and seconds as prefix sums: how far a peer gets from a layer
+    cuts         where to cut, once the order of the peers is known (exact)
+    search       which peers, in which order (exact where it can be afforded)
+    fewer_moves  peers keep the layers that they have, where that costs little
+    replicas     what the left-over peers stand by with
+    planning     all of these, in this order
+    lines        several plans side by side, for data parallel
+    sharing      what several models may plan with, on the same peers
+    replanning   what to do when the world changes
+    explanation  why a plan is as it is
 """
 
 from neurogrid.planner.explanation import Explanation, PeerReport, explain

@@ -1,4 +1,4 @@
-"""Where to cut the layers, once the order of the peers is known.
+"""Cuts of the layers into stages, once the order of the peers is known.
 
 The fastest cuts for as few stages as need be: within a limit for the slowest stage, each peer takes as many
 layers as it can; the limit is found by bisection. It takes O(stages x log layers) for each limit. The cheapest
@@ -82,7 +82,7 @@ def even_cuts(problem: Problem, order: Order, limit: float) -> tuple[float, Cuts
 def cheapest_cuts(
     problem: Problem, order: Order, limit: float
 ) -> tuple[tuple[int, float], Cuts] | None:
-    """Of the cuts with no stage slower than `limit`, those that send the fewest bytes.
+    """Find the cuts that send the fewest bytes, of those with no stage slower than `limit`.
 
     Equal ones: the most even, by the sum of the squares of the stages' seconds.
 

@@ -1,4 +1,4 @@
-"""Why a plan is as it is: for each peer what it got and what that takes, or why it got nothing.
+"""Explanation of a plan: for each peer what it got and what that takes, or why it got nothing.
 
 Times are estimates from the peers' own measurements: one token of one session (decode), short context. Data
 out, no text layout.

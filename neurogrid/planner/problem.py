@@ -70,11 +70,11 @@ class Problem:
 
     @property
     def total_bytes(self) -> int:
-        """All that the whole model's layers take."""
+        """Bytes that all layers of the model take."""
         return self._totals[-1]
 
     def num_bytes(self, start: int, stop: int) -> int:
-        """All that layers [start, stop) take."""
+        """Return the bytes that layers [start, stop) take."""
         return self._totals[stop] - self._totals[start]
 
     def missing_bytes(self, peer: int, start: int, stop: int) -> int:
@@ -120,7 +120,7 @@ class Problem:
         return max(min(stop, bisect_right(elapsed, latest) - 1), start)
 
     def _elapsed_tables(self) -> list[list[float]]:
-        """For each peer: seconds from layer 0 to each layer."""
+        """Return for each peer the seconds from layer 0 to each layer."""
         layers = self.model.layers
         if not self.has_seconds:
             return [[total / max(usable, 1) for total in self._totals] for usable in self.usable]
@@ -143,7 +143,7 @@ class Problem:
         )
 
     def _memory_tables(self) -> list[list[int]]:
-        """For each peer and start: the last `stop` that its memory allows."""
+        """Return for each peer and start the last `stop` that its memory allows."""
         tables: dict[tuple[int, KeptLayers | None], list[int]] = {}
         for peer, usable in zip(self.peers, self.usable, strict=True):
             key = (usable, peer.kept)
@@ -159,7 +159,7 @@ class Problem:
         ]
 
     def _reach_beside(self, kept: KeptLayers, usable: int) -> list[int]:
-        """The same beside layers that stay for older sessions: a layer of both plans is there once."""
+        """Return the last `stop` for each start beside layers kept for older sessions; shared ones count once."""
         stops = range(self.num_layers + 1)
         kept_bytes = self.num_bytes(kept.start, kept.stop)
 

@@ -1,4 +1,4 @@
-"""Which peers, and in which order: the choice whose slowest stage is fastest.
+"""Search for the peers of a plan, and their order: the choice whose slowest stage is fastest.
 
 `fastest_cuts` is exact for an order; left is the order, by a bisection over the time of the slowest stage with
 one question for each limit: is there an order in which the layers are covered?
@@ -125,7 +125,7 @@ def _cut(problem: Problem, order: Order, limit: float, cuts: Cutter = fastest_cu
 
 
 def _farthest(problem: Problem, num_stages: int, limit: float) -> Order | None:
-    """One after another the peer that reaches farthest; of equal ones the least roomy."""
+    """Order the peers: one after another that which reaches farthest; of equal ones the least roomy."""
     unused = list(range(len(problem.peers)))
     usable = problem.usable
     order: list[int] = []
@@ -146,7 +146,7 @@ def _farthest(problem: Problem, num_stages: int, limit: float) -> Order | None:
 
 
 def _alike(kinds: list[int]) -> list[int]:
-    """For each peer, as bits: those of its kind before it."""
+    """Return for each peer, as bits, the peers of its kind before it."""
     peers = range(len(kinds))
     return [sum(1 << j for j in peers if j < i and kinds[j] == kinds[i]) for i in peers]
 

@@ -1,4 +1,4 @@
-"""How several models share the memory of one set of workers: sessions of each, and what it leaves to the others.
+"""Division of one set of workers' memory among several models: sessions of each, and what it leaves to the others.
 
 First the weights of all have to fit, with the caches of one session each: none gets more before that. What is left goes
 to further sessions, one after the other, to the model of which most was asked for each session that it has (D'Hondt).
@@ -70,7 +70,7 @@ class SharedModel:
     is_quantised: bool = False
 
     def needed_bytes(self, num_sessions: int) -> int:
-        """All that it takes with so many sessions."""
+        """Return the bytes that all layers take with so many sessions."""
         return sum(self.layer_bytes(num_sessions))
 
     def layer_bytes(self, num_sessions: int) -> list[int]:
@@ -93,7 +93,7 @@ class Room:
 
 @dataclass(frozen=True)
 class Division:
-    """What the models get.
+    """Division of the memory of workers among models.
 
     Attributes:
         num_sessions: of each, by name.
@@ -104,7 +104,7 @@ class Division:
     packed: Mapping[str, Mapping[str, int]]
 
     def left_for(self, name: str, rooms: Sequence[Room]) -> dict[str, int]:
-        """What a model may plan with, by peer id: all that the others' packings leave."""
+        """Return the bytes that a model may plan with, by peer id: all that the others' packings leave."""
         return {
             room.peer_id: room.free_bytes - self.beside(name).get(room.peer_id, 0) for room in rooms
         }
@@ -232,7 +232,7 @@ def _in_order(
 
 
 def _evenly(layers: Sequence[int], rooms: Sequence[Room], workspace: int) -> dict[str, int] | None:
-    """As many layers on each of these, the roomiest first, up to one; the most bytes on the roomiest."""
+    """Divide layers evenly, up to one, among rooms, the most bytes to the roomiest, the first; None if none fit."""
     cuts = [index * len(layers) // len(rooms) for index in range(len(rooms) + 1)]
     parts = sorted((sum(layers[start:stop]) for start, stop in pairwise(cuts)), reverse=True)
     taken = {}

@@ -42,7 +42,7 @@ class LayerSize:
 
     @property
     def total_bytes(self) -> int:
-        """All that the layer takes for as long as it is there."""
+        """Bytes that the layer takes for as long as it is there."""
         return self.weight_bytes + self.cache_bytes + self.training_bytes
 
     @property
@@ -80,7 +80,7 @@ class ModelSize:
 
 @dataclass(frozen=True)
 class PeerSpeed:
-    """How fast a peer computes, as it measured itself.
+    """Speed of a peer, as it measured itself.
 
     Attributes:
         bytes_per_second: at which a matrix-vector product goes through its matrix.
@@ -133,7 +133,7 @@ class Link:
     bandwidth: float | None = None
 
     def seconds(self, num_bytes: int) -> float:
-        """How long so many bytes take."""
+        """Return the time that so many bytes take."""
         return self.latency + (num_bytes / self.bandwidth if self.bandwidth else 0.0)
 
 
@@ -153,7 +153,7 @@ class Links:
         return bool(self.coordinator or self.peers)
 
     def seconds(self, source: str | None, target: str | None, num_bytes: int) -> float:
-        """How long `num_bytes` take from one peer to another; None is the coordinator.
+        """Return the time that `num_bytes` take from one peer to another; None is the coordinator.
 
         Two peers whose link was not measured are no further apart than both ways over the coordinator.
         """
