@@ -140,7 +140,7 @@ class Gathering:
         self._nursery = None
 
     async def enough(self, min_peers: int, wait: float) -> list[RemoteWorker]:
-        """At least `min_peers` workers, in the order of the addresses, then as they came.
+        """Wait for at least `min_peers` workers; return all in the order of the addresses, then as they came.
 
         Raises:
             NoRouteError: fewer were there after `wait` seconds; the progress is told what was tried.
@@ -243,7 +243,7 @@ class Gathering:
                 return
 
     def _on_connected(self, peer_id: str) -> None:
-        """Somebody connected; ask what they are."""
+        """A peer connected; ask what it is."""
         if self._nursery is not None and peer_id not in self.workers:
             self._nursery.start_soon(self._meet_unnamed, peer_id)
 

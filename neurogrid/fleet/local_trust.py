@@ -19,7 +19,7 @@ __all__ = ["credentials_of_local_workers", "listen_address_beside"]
 
 
 def listen_address_beside(listen: Sequence[str], admission: Admission | None) -> str:
-    """Where local workers listen: where the coordinator does, if it checks which peers come.
+    """Return the address of local workers: loopback, unless the coordinator checks its peers, and others reach it.
 
     Workers elsewhere hand activations to them, so loopback is not enough for a coordinator that others reach.
     """

@@ -123,7 +123,7 @@ async def _start_all(workers: Sequence[_LocalWorker], words: trio.Nursery) -> No
 
 
 class _LocalWorker:
-    """One of them, and the process that it is now.
+    """Worker on this machine, and the process that it is now.
 
     Attributes:
         number: from 1.

@@ -56,7 +56,7 @@ class FleetView(Protocol):
 
 
 class FleetProgress:
-    """Does nothing; subclasses show what happens."""
+    """Progress that shows nothing; subclasses show what happens."""
 
     def model_read(self, name: str, num_layers: int) -> None:
         """The model is known."""
@@ -68,7 +68,7 @@ class FleetProgress:
         """Peers are told that this machine is called so; empty for nothing."""
 
     def working(self, what: str) -> None:
-        """Something begins that takes a while; it ends when anything else is told."""
+        """Work begins that takes a while; it ends when anything else is told."""
 
     def waiting(self, found: int, wanted: int) -> None:
         """`found` of `wanted` workers are there."""
@@ -77,7 +77,7 @@ class FleetProgress:
         """Too few workers are there: what was tried to find them, a line each."""
 
     def formed(self, fleet: FleetView, counters: TrafficCounters) -> None:
-        """There is a fleet: from here on it and its traffic can be looked at."""
+        """A fleet is there: from here on it and its traffic can be looked at."""
 
     def plan_made(self, seconds: float, error: str) -> None:
         """The planner has run for so long; `error` says why it found no plan, empty if it did."""
@@ -95,7 +95,7 @@ class FleetProgress:
         """Nothing has come to a worker for so long, and something is missing."""
 
     def transfer_resumed(self, peer_id: str, seconds: float) -> None:
-        """Something comes again, after so long."""
+        """Bytes come again, after so long."""
 
     def suspected(self, peer_id: str, why: str) -> None:
         """A worker keeps a step waiting: what it does, or does not do, in words."""
@@ -128,7 +128,7 @@ class FleetProgress:
         """A worker process on this machine has ended by itself; it is started again after so many seconds, or not."""
 
     def mending(self, missing: Sequence[range]) -> None:
-        """Nobody holds these layers any more; they are being placed."""
+        """Layers that no member holds any more are being placed."""
 
     def mended(self, plan: Plan) -> None:
         """Every layer is on a worker again."""

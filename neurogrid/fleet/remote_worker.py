@@ -35,7 +35,7 @@ __all__ = ["Placement", "RemoteWorker", "Timeouts", "TransferReports", "without_
 
 @dataclass(frozen=True)
 class Timeouts:
-    """How long a coordinator waits for its workers. Seconds; generous, for slow machines and links.
+    """Timeouts of a coordinator for its workers. Seconds; generous, for slow machines and links.
 
     Attributes:
         describe: for memory and layer status.

@@ -64,7 +64,7 @@ class Roster:
 
     @property
     def change(self) -> trio.Event:
-        """Is set when something has changed after now."""
+        """Event that is set at the next change after now."""
         return self._changed.next
 
     def member(self, peer_id: str) -> Member | None:

@@ -1,4 +1,4 @@
-"""Which layer a worker gets next, and from whom: from the coordinator once, from workers that have it afterwards.
+"""Spread of layers over workers: each comes from the coordinator once, from workers that have it afterwards.
 
 Several workers that want the same layers begin with different ones and exchange them, so that each layer leaves the
 coordinator about once. The choice is `choose`, a pure function; around it stands which worker waits for which.

@@ -108,7 +108,7 @@ class StepTimes:
 
     @property
     def recent(self) -> Sequence[tuple[int, float]]:
-        """Of decoded tokens of late: through how many layers, and the seconds that the worker was at it."""
+        """Decoded tokens of late: the layers that each went through, and the seconds that the worker was at it."""
         return tuple(self._recent)
 
     def typical_step(self, num_layers: int) -> float | None:

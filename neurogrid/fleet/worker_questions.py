@@ -169,7 +169,7 @@ def links(infos: Sequence[WorkerInfo]) -> Links:
 
 
 def far_links(infos: Sequence[WorkerInfo]) -> Links:
-    """The same to plan with: without latencies that differ by noise, so that plans come out the same again."""
+    """Return the links to plan with: without latencies that differ by noise, so that plans come out the same again."""
     nearest = min((info.latency for info in infos if info.latency is not None), default=0.0)
     far = []
     for info in infos:

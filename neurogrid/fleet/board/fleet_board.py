@@ -338,7 +338,7 @@ class FleetBoard(FleetProgress):
         return tuple(found)
 
     def _holders(self, layers: range, members: Sequence[MemberView]) -> list[str]:
-        """One of `members` for each stage within `layers`; empty if a stage has none."""
+        """Find one of `members` for each stage within `layers`; empty if a stage has none."""
         heirs: list[str] = []
         for stage in self._plan.stages:
             wanted = range(stage.start, stage.stop)

@@ -1,4 +1,4 @@
-"""How much passes between a coordinator and its workers, and from stage to stage, by the coordinator's own counters.
+"""Rates of traffic between a coordinator and its workers, and from stage to stage, by the coordinator's own counters.
 
 What goes from worker to worker is not counted here. Each activation that enters a chain leaves every stage of it but
 the last for the next, in the same size: that is what such a link is said to carry.

@@ -57,7 +57,7 @@ class Role(StrEnum):
 
 
 class Health(StrEnum):
-    """How a worker is."""
+    """Health of a worker."""
 
     READY = "ready"
     RECEIVING = "receiving"

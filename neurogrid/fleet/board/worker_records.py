@@ -86,7 +86,7 @@ class WorkerRecords:
             transfer.cached += num_bytes
 
     def transfer(self, peer_id: str, now: float) -> TransferStatus | None:
-        """How far the weights of a worker are; None if it was given none."""
+        """Return the progress of a worker's weights; None if it was given none."""
         transfer = self._transfers.get(peer_id)
         return transfer.status(now) if transfer else None
 

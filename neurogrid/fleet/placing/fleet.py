@@ -366,7 +366,7 @@ class Fleet(Roster):
             self.changed()
 
     def _look_for_better(self) -> None:
-        """Somebody joined, or is slower or faster than was planned with."""
+        """A member joined, or is slower or faster than was planned with."""
         self._improve_at = trio.current_time()
         self.changed()
 

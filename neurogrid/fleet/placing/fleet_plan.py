@@ -139,7 +139,7 @@ class FleetPlanning:
         return self._outer(Plan(inner.stages, found)).replicas
 
     def _count(self, num_peers: int) -> int | None:
-        """How many stages are planned over so many peers, which may be fewer than were asked for."""
+        """Return the number of stages to plan over so many peers, at most what was asked for; None for any number."""
         if self.num_stages is None:
             return None
         return max(min(self.num_stages - self._num_fixed, num_peers), 1)

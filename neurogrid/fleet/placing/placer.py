@@ -233,7 +233,7 @@ class _Attempts:
         self._known = 0
 
     def next(self) -> TransferReports:
-        """For the next attempt: what has been told by now will be reported as held."""
+        """Return reports for the next attempt, in which what has been told by now is reported as held."""
         self._known = self._told
         return TransferReports(
             begun=self._reports.begun, sent=self._sent, held=self._held, passed_on=self._passed_on

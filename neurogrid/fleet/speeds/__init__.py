@@ -1,1 +1,1 @@
-"""How fast members turn out to be, and when that changes a plan."""
+"""Speeds that members turn out to have, and the changes of a plan that come of them."""

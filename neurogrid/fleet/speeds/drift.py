@@ -1,4 +1,4 @@
-"""How fast the members of a fleet are in fact, against what they said of themselves.
+"""Drift of a fleet's members: the speeds that they have in fact, against what they said of themselves.
 
 Pure. What makes all of them slower (a long context, much company, a busy machine that they share) makes none of them
 the slower one: only what sets a member apart from the others counts. And only what lasts: a member has drifted when
@@ -48,7 +48,7 @@ Steps = Sequence[tuple[int, float]]
 def drifts(
     speeds: Mapping[str, PeerSpeed], steps: Mapping[str, Steps], size: ModelSize
 ) -> dict[str, float]:
-    """How many times slower than its speed each member is, compared with the others; empty for fewer than two.
+    """Return how many times slower than its speed each member is, compared with the others; empty for fewer than two.
 
     Args:
         speeds: that the members are planned with, by peer id.

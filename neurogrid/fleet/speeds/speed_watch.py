@@ -1,4 +1,4 @@
-"""How fast the members of a fleet are: looked at now and then, by the steps of sessions, or by a trial without any.
+"""Watch over the speeds of a fleet's members, now and then, by the steps of sessions, or by a trial without any.
 
 What is found goes into the next plan: `drift` says when it counts, `trials` when a member without sessions is looked
 at.

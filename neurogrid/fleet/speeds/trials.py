@@ -1,4 +1,4 @@
-"""When members that were found slow, and compute nothing since, are tried.
+"""Trials of members that were found slow, and compute nothing since.
 
 A member without a stage takes no steps to be judged by (`drift`), so that a worker that was slow for a minute would
 stay unused for as long as it is there. It is tried instead. One that is still slow, or slow again, is tried after twice
@@ -24,7 +24,7 @@ MAX_DELAY: Final = 1800.0
 
 
 class TrialTimes:
-    """When a member is due. Pure: times are given, in seconds of a clock that never goes back."""
+    """Times at which members are due for a trial. Pure: they are given, in seconds of a clock that never goes back."""
 
     def __init__(self) -> None:
         self._delays: dict[str, float] = {}
@@ -55,7 +55,7 @@ class TrialTimes:
 
 
 class Trials(ABC):
-    """How a member is looked at that no session goes through.
+    """Trials of members that no session goes through.
 
     Attributes:
         times: when a member is due.
