@@ -120,6 +120,10 @@ async def test_a_member_that_never_does_what_it_is_told_is_asked_no_more_and_tha
             await chain.leader.run()
         said = "member 1 has failed 5 times, and is not asked again: a stage cannot be reached"
         assert chain.progress.warned.count(said) == 1
+        known = chain.leader._members
+        assert known.refusals() == ["member 1: a stage cannot be reached"]
+        await known._host.disconnect(chain.members[0].peer_id)
+        assert known.refusals() == []  # it is not here
 
 
 async def test_a_member_that_cannot_take_part_is_asked_five_times(tmp_path: Path) -> None:

@@ -134,8 +134,12 @@ class ChainMembers:
         return sorted(found, key=lambda peer: self._workers[peer].is_slow)
 
     def refusals(self) -> list[str]:
-        """Reasons why workers take no part, for people: a line for each worker."""
-        return [f"{self.called(p)}: {w.refusal}" for p, w in self._workers.items() if w.refusal]
+        """Reasons why connected workers take no part, for people: a line for each worker."""
+        return [
+            f"{self.called(peer_id)}: {worker.refusal}"
+            for peer_id, worker in self._workers.items()
+            if worker.refusal and self._host.is_connected(peer_id)
+        ]
 
     def give_up(self, peer_id: str, reason: str) -> None:
         """Ask a worker no more."""
