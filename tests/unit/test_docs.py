@@ -148,6 +148,31 @@ def test_every_public_name_is_explained() -> None:
         assert [name for name, explanation in rows if not explanation.strip()] == [], page
 
 
+def summaries(path: Path) -> Iterator[tuple[int, str]]:
+    """Lines and summaries of a file's docstrings."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+        if isinstance(node, documented) and (docstring := ast.get_docstring(node)):
+            yield node.body[0].lineno, docstring.partition("\n")[0]
+
+
+def test_every_summary_begins_with_a_noun_or_a_verb() -> None:
+    """As docs/words.md asks for: it says what a thing is, also where it stands alone in a table."""
+    neither = re.compile(
+        r"(what|who|whom|whose|how|where|when|which|why|whoever|whatever|whichever|wherever"
+        r"|that|those|it|they|there|he|of|by|beyond|args)\b",
+        re.IGNORECASE,
+    )
+    found = [
+        f"{path.relative_to(ROOT)}:{line}: {summary}"
+        for folder in ("neurogrid", "cmd", "docs")
+        for path in sorted((ROOT / folder).rglob("*.py"))
+        for line, summary in summaries(path)
+        if neither.match(summary)
+    ]
+    assert found == []
+
+
 @pytest.mark.parametrize("name", names(DOCUMENTS))
 def test_every_link_leads_somewhere(name: str) -> None:
     document = ROOT / name
