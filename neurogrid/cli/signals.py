@@ -1,4 +1,4 @@
-"""SIGINT and SIGTERM: a command ends within a second of one, whatever it is about.
+"""SIGINT and SIGTERM: a command ends within a second of one, and some seconds later if it has farewells to say.
 
 Three things see to that. Until trio runs, and while libraries are imported, the process ends on the spot: there is
 nothing to put in order. Then a signal is handed to a task, which ends the command in order. What does not come to that

@@ -53,6 +53,7 @@ _ERRORS = {
     404: "There is no such thing here.",
     405: "The path does not take this method.",
     408: "The body did not come in time.",
+    409: "A model of that name is being removed.",
     413: "The body is too long.",
     415: "The body is not JSON.",
     422: "Each field is right by itself, and yet this cannot be: fields that contradict each other, or tokens that the "

@@ -522,8 +522,8 @@ async def test_adapters_come_and_go(model: LoadedModel, tmp_path: Path) -> None:
     app = make_app(routes, access=Access(("a key of sixteen",)))
     headers = {"authorization": "Bearer a key of sixteen"}
 
-    async def add(name: Any, path: Any) -> Answered:
-        body = {"name": name, "path": path}
+    async def add(name: Any, path: Any, **more: str) -> Answered:
+        body = {"name": name, "path": path, **more}
         return await ask(app, "POST", "/v1/adapters", json_body=body, headers=headers)
 
     coordinator = Told(model)
@@ -547,6 +547,10 @@ async def test_adapters_come_and_go(model: LoadedModel, tmp_path: Path) -> None:
             assert (refused.status, refused.error["code"]) == (400, "adapter_refused"), path
             assert says in refused.error["message"]
         assert (await add(3, "good")).error["param"] == "name"
+        other = await add("two", "good", model="another")
+        assert (other.status, other.error["code"]) == (404, "model_not_found")
+        assert (await add("two", "good", model="embedded")).status == 200
+        assert coordinator.adapters.remove("two")
         for status in (200, 404):
             gone = await ask(app, "DELETE", "/v1/adapters/one", headers=headers)
             assert gone.status == status

@@ -24,6 +24,7 @@ from neurogrid.server.backend import Backends
 from neurogrid.server.errors import APIError, keeping
 from neurogrid.server.http.body import read_json
 from neurogrid.server.openai.model_list import describe_adapter
+from neurogrid.server.openai.request_reader import read_model_name
 from neurogrid.server.openai.request_schemas import ADAPTER_REQUEST
 from neurogrid.server.schema_check import check
 
@@ -58,6 +59,7 @@ def adapter_routes(
         with backend.request() as coordinator:
             name, path = str(body["name"]), str(body["path"])
             adapters = coordinator.adapters
+            read_model_name(coordinator.model, adapters.names, body.get("model"))
 
             def require_free() -> None:
                 if any(name in other.names for other in backends.all()):

@@ -155,7 +155,7 @@ OPENAI_PATHS: Paths = {
         "post": operation(
             "Serve one more model; answered when it is ready.",
             json_answer(_MODEL),
-            errors=(400, 403, 408, 413, 415, 503),
+            errors=(400, 403, 408, 409, 413, 415, 503),
             body=MODEL_REQUEST,
         ),
     },
@@ -177,7 +177,7 @@ OPENAI_PATHS: Paths = {
         "post": operation(
             "Serve one more adapter, as a model of its name.",
             json_answer(_MODEL),
-            errors=(400, 403, 408, 413, 415, 503),
+            errors=(400, 403, 404, 408, 413, 415, 503),
             body=ADAPTER_REQUEST,
         )
     },
