@@ -10,7 +10,7 @@ __all__ = ["Pace"]
 
 @dataclass
 class Pace:
-    """Of one generation, from when it is made. `tick` is called with each token."""
+    """Pace of one generation, counted from when this is made. `tick` is called with each token."""
 
     started: float = field(default_factory=time.perf_counter)
     num_tokens: int = 0

@@ -100,7 +100,7 @@ def finding(
     *,
     to_open: str,
 ) -> FindingSettings:
-    """By which means peers are found, from the options.
+    """Return the settings of discovery that the options ask for.
 
     Args:
         options: of the command line.

@@ -9,7 +9,7 @@ from typing import Final
 __all__ = ["DEFAULT_IDLE_AFTER", "duration", "idle_after"]
 
 DEFAULT_IDLE_AFTER: Final = "5m"
-"""What is idle for longer may give way; as in Ollama."""
+"""Time after which an idle model may give way; as in Ollama."""
 
 _SECONDS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 MAX_DURATION: Final = 3650 * 86_400  # seconds; who asks for more has mistyped

@@ -167,7 +167,7 @@ def _drop_phrases(parser: argparse.ArgumentParser) -> None:
 
 
 def _actions_of(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
-    """Of the parser, and of those of its parts."""
+    """Yield the actions of a parser, and those of its subcommands."""
     for action in parser._actions:
         yield action
         if isinstance(action, argparse._SubParsersAction):

@@ -16,7 +16,7 @@ from neurogrid.cli.terminal.screen import Screen
 __all__ = ["LOG_LEVELS", "JsonFormatter", "ScreenHandler", "set_up_logging"]
 
 LOG_LEVELS: Final = ("debug-all", "debug", "info", "warning", "error")
-"""From the most that is said to the least."""
+"""Levels, from the most that is said to the least."""
 
 # What every record has; the rest came by `extra=`.
 _STANDARD: Final = frozenset(vars(logging.makeLogRecord({}))) | {

@@ -117,7 +117,7 @@ def _row(peer: PeerStatus) -> tuple[Cell, ...]:
 
 
 def _cut(machine: str) -> str:
-    """As much of a name as leaves the other columns their room."""
+    """Shorten a machine's name so that the other columns have room."""
     return machine if len(machine) <= MAX_MACHINE else f"{machine[: MAX_MACHINE - 1]}…"
 
 

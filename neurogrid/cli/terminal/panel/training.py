@@ -216,7 +216,7 @@ def _last_round(rounds: Sequence[RoundStatus]) -> tuple[str, ...]:
 
 
 def _last_step(rounds: Sequence[RoundStatus]) -> tuple[str, ...]:
-    """Of a chain, in which a round is a step."""
+    """Figures of the last step of a chain, in which a round is a step; empty before the first."""
     if not rounds:
         return ()
     figures = [f"step {rounds[-1].round} took {rounds[-1].seconds:.1f} s"]
