@@ -179,7 +179,7 @@ class GenerationLog:
         self.outcomes["failed" if error else generation.reason] += 1
 
     def tokens_per_second(self, now: float) -> float:
-        """Of all together, over the last seconds."""
+        """Rate of all generations together, over the last seconds."""
         return self._tokens.rate(now)
 
     def history(self, now: float) -> tuple[float, ...]:

@@ -156,5 +156,5 @@ class PromptLogprobs:
             self._by_position[place] = Logprobs(chosen, tuple(zip(ids, values, strict=True)))
 
     def logprobs(self) -> list[Logprobs | None]:
-        """Of each token of the prompt; None for the first, before which there is nothing."""
+        """Log probabilities of each token of the prompt; None for the first, before which there is nothing."""
         return [None, *(self._by_position[place] for place in range(1, len(self._token_ids)))]

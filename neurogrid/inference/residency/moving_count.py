@@ -7,7 +7,7 @@ from typing import Final
 __all__ = ["HALF_LIFE", "MovingCount"]
 
 HALF_LIFE: Final = 300.0
-"""After so many seconds half of it counts."""
+"""Seconds after which half of an amount still counts."""
 
 
 class MovingCount:

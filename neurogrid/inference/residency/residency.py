@@ -23,7 +23,7 @@ __all__ = ["MAX_MODELS", "Action", "Close", "ModelState", "Open", "Residency", "
 
 
 MAX_MODELS: Final = 16
-"""Of one server. Each open one has its embedding and head in the coordinator's process, and a port."""
+"""Models of one server. Each open one has its embedding and head in the coordinator's process, and a port."""
 
 _SETTLING_STEP: Final = 1.0  # seconds
 
@@ -32,12 +32,12 @@ class ModelState(StrEnum):
     """State of a model."""
 
     IDLE = "idle"
-    """It holds nothing on any worker, and is opened when somebody asks for it."""
+    """The model holds nothing on any worker, and is opened when somebody asks for it."""
     OPENING = "opening"
     READY = "ready"
     CLOSING = "closing"
     FAILED = "failed"
-    """It could not be opened; it is tried again when somebody asks after a while."""
+    """The model could not be opened; it is tried again when somebody asks after a while."""
 
 
 @dataclass(frozen=True)

@@ -44,7 +44,7 @@ class PhaseStatistics:
 
 @dataclass
 class ComputeStatistics:
-    """Of one worker since its start.
+    """Statistics of one worker's calls to torch since its start.
 
     Attributes:
         prefill: chunks of prompts.

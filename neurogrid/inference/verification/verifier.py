@@ -428,7 +428,11 @@ class _Work:
         return await self._verification.compute_here(item, hidden_BTD, self._adapter, self._stack)
 
     def _of_verifiers(self) -> tuple[bool | None, ...]:
-        """Of each verifier whether it is right, up to the first that is not: what came in after that is not right."""
+        """Check each verifier's result up to the first that is wrong, behind which inputs are wrong, too.
+
+        Returns:
+            Whether each is right; None for the coordinator itself, and for those behind the first that is wrong.
+        """
         found: list[bool | None] = []
         for item, verifier, other, right in zip(
             self._segment.stages, self._verifiers, self._others, self._right, strict=True
@@ -440,7 +444,11 @@ class _Work:
         return tuple(found)
 
     async def _ask_again(self) -> tuple[bool | None, ...]:
-        """Of each worker whether it is right now, when it is given what should have come to it."""
+        """Ask each worker again, with the inputs that it should have had.
+
+        Returns:
+            Whether each is right now; None for one that is gone, or did not answer.
+        """
         found: list[bool | None] = []
         for item, (inputs_BTD, right_BTD) in zip(self._segment.stages, self._right, strict=True):
             member = self._verification.member(item.peer_id)
