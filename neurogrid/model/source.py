@@ -38,7 +38,7 @@ class ModelSource:
 
     @property
     def fingerprint(self) -> bytes:
-        """Of the checkpoint's config, and of what is quantised: 32 bytes."""
+        """Fingerprint of the checkpoint's config, and of what is quantised: 32 bytes."""
         return model_fingerprint(self.checkpoint.config, self.quantization)
 
     def layer_blob(self, layer_id: int) -> LayerBlob:

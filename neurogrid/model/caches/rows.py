@@ -173,7 +173,7 @@ class RowPool(DynamicCache):
         return self._num_places(layer_idx), 0
 
     def first_keys(self, layer_idx: int) -> list[tuple[int, int]]:
-        """Of each row the position of the first token whose keys `update` gives, and its place among them."""
+        """Position of the first token whose keys `update` gives, and its place among them, for each row."""
         window = self._windows[layer_idx]
         if not window:
             return [(0, 0)] * len(self._lengths)

@@ -206,7 +206,7 @@ class MadeTensor:
 
     @property
     def entry(self) -> TensorEntry:
-        """As of a tensor in a file."""
+        """Entry of the tensor, as a file would have it."""
         return _entry(self.dtype, self.shape)
 
 
@@ -304,7 +304,7 @@ class StoredMatrix:
 
     @property
     def form(self) -> CodesForm:
-        """Of `codes`, told by the headers; errors as of those."""
+        """Form of `codes`, told by the headers; errors as of those."""
         shape = self.shape
         entry, _ = self.tensors[self.stored.scales]
         scale_dtype = self.stored.scale_dtype

@@ -86,7 +86,7 @@ class TemplateRenderer:
 
 
 class _Templated:
-    """As much of a tokenizer as transformers needs to apply a chat template."""
+    """The part of a tokenizer that transformers needs to apply a chat template."""
 
     get_chat_template = PreTrainedTokenizerBase.get_chat_template
     apply_chat_template = PreTrainedTokenizerBase.apply_chat_template

@@ -61,7 +61,7 @@ class ForeignFormat(Described):
 
     @property
     def suffixes(self) -> tuple[str, ...]:
-        """Of the tensors that make a matrix, those that it may lack among them."""
+        """Suffixes of the tensors that make a matrix, also of those that it may lack."""
         layout = _LAYOUTS[self.layout]
         return (*layout.required, *layout.optional)
 
@@ -107,7 +107,7 @@ class ForeignFormat(Described):
 
     @property
     def scale_dtype(self) -> torch.dtype | None:
-        """Of the codes that are made; None for that of the checkpoint's scales."""
+        """Dtype of the scales of the codes that are made; None for that of the checkpoint's scales."""
         if self.layout == "mxfp4":
             return torch.bfloat16
         is_float32 = self.has_minimums or self.layout in ("nf4", "int8")

@@ -199,13 +199,13 @@ def parts_of(codes: Codes) -> dict[str, torch.Tensor]:
 
 
 METHODS: Final = {"int8": CodesForm(8), "int4": CodesForm(4)}
-"""What `--quantize` makes; activations are rounded to 8 bits for the products with it."""
+"""Forms of codes that `--quantize` makes; activations are rounded to 8 bits for the products with them."""
 AS_STORED: Final = "codes"
 """The method of a checkpoint that has codes itself, in a form of its own."""
 
 
 Runs: TypeAlias = tuple[tuple[int, int], ...]
-"""Of a matrix: the number of its form, or -1 for none, and of how many layers, from the first layer on."""
+"""Forms of a matrix over the layers, from the first on: a form's number, or -1 for none, and for how many layers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -375,7 +375,7 @@ class Linears(Protocol):
         """Shapes of the weights of a decoder layer's linear layers, and of its experts, by their paths in it."""
 
     def linear_names(self, layer_id: int, shapes: Mapping[str, Sequence[int]]) -> Mapping[str, str]:
-        """Of a layer's tensors those that are such weights, or rows of one: the paths, by name of the tensor."""
+        """Paths of such weights, by name of each of a layer's tensors that is one, or rows of one."""
 
 
 def record_of_stored(

@@ -70,11 +70,11 @@ class ChatEnding(enum.Enum):
     """Place at which the text of a conversation ends."""
 
     ANSWER = enum.auto()
-    """Where the assistant's next message begins."""
+    """Beginning of the assistant's next message."""
     CONTINUED = enum.auto()
-    """Within the last message, so that it goes on."""
+    """Middle of the last message, so that it goes on."""
     OPEN = enum.auto()
-    """After the last message; who speaks next is not said."""
+    """End of the last message; who speaks next is not said."""
 
 
 class TokenKind(enum.Enum):

@@ -47,7 +47,7 @@ from neurogrid.model.stages.training_stage import TrainingStage
 __all__ = ["check_subspace", "subspace_of"]
 
 MOST_OUTSIDE: Final = 1e-4
-"""Of a hidden state's norm, what it may have beside the subspace, in float32."""
+"""Part of a hidden state's norm that may be outside of the subspace, in float32."""
 
 # What is no writer makes less of a difference than this, and what is one more.
 _NO_DIFFERENCE: Final = 1e-5

@@ -55,7 +55,15 @@ class _Adding:
         return result
 
     def gradient(self, rows: Tensor, given: Tensor) -> Tensor | None:
-        """Of the weight, from what came of the rows of a micro-batch; None where it is added already."""
+        """Compute the weight's gradient from the rows of a micro-batch, or add it where the others are.
+
+        Args:
+            rows: gradients of the outputs, [rows, O].
+            given: inputs, [rows, I].
+
+        Returns:
+            [O, I]; None where it is added already.
+        """
         gradient = self._linear.weight.grad
         if gradient is None:
             # As torch's own checkpointing tells backward passes apart.

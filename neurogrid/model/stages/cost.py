@@ -178,7 +178,11 @@ def _cache_growth(skeleton: Skeleton, layer_id: int) -> tuple[int, int, int]:
 
 
 def _plain_bytes(heads: Sequence[tuple[int, int]], dtype: torch.dtype) -> int:
-    """Of one token, of keys and values of so many heads, of that size."""
+    """Bytes that one token's keys and values take.
+
+    Args:
+        heads: how many, and their size, of keys and of values each.
+    """
     return sum(count * size for count, size in heads) * dtype.itemsize
 
 

@@ -81,7 +81,7 @@ class EndPasses:
 
     @property
     def shortcuts(self) -> frozenset[str]:
-        """For which of "embedding" and "head" a chain is used."""
+        """Names of the passes, "embedding" and "head", for which a chain is used."""
         chains = {"embedding": self._embedding, "head": self._head}
         return frozenset(name for name, chain in chains.items() if chain is not None)
 

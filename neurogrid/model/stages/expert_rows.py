@@ -124,7 +124,7 @@ def _those_in_order(
     found: Mapping[str, ExpertRows],
     load: Load,
 ) -> dict[str, ExpertRows]:
-    """Of what was found the matrices whose inputs are those of their tensors, in the same order."""
+    """Keep the matrices of `found` whose inputs are those of their tensors, in the same order."""
     sizes = {}
     for weight in weights:
         counts = {

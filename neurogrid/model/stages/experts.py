@@ -94,7 +94,7 @@ def _weights_of(path: str, module: Any) -> Iterator[ExpertWeight]:
 
 
 def _names(module: Any) -> tuple[str, str]:
-    """Of the parameters that multiply first and last."""
+    """Names of the parameters that multiply first and last."""
     return ("gate_up_proj" if module.has_gate else "up_proj", "down_proj")
 
 

@@ -280,7 +280,7 @@ def find_linears(layer: nn.Module, tensors: Mapping[str, torch.Tensor]) -> dict[
 
 
 def _paths(weights: Sequence[ExpertWeight]) -> set[str]:
-    """Of the matrices of all their experts."""
+    """Paths of the matrices of all experts of these weights."""
     return {weight.path(expert) for weight in weights for expert in range(weight.num_experts)}
 
 

@@ -45,7 +45,7 @@ NUM_FREE_LAYERS: Final = 2
 """Last layers of a model that may write anything: they are of one stage, the last."""
 
 _MAX_ELEMENTS: Final = 1 << 22
-"""Of the table at once: 32 MiB of whole numbers."""
+"""Elements of the table at once: 32 MiB of whole numbers."""
 
 # SplitMix64's (Steele and others, 2014), as signed numbers.
 _STEP: Final = 0x9E3779B97F4A7C15 - (1 << 64)

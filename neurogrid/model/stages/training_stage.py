@@ -148,7 +148,7 @@ class TrainingStage:
 
     @property
     def num_layers(self) -> int:
-        """Of the whole model."""
+        """Number of layers of the whole model."""
         return self._skeleton.num_layers
 
     @property

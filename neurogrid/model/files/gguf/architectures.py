@@ -47,7 +47,7 @@ class Change(enum.Enum):
     ROW = enum.auto()
     """A vector, which is a matrix of one row."""
     EXPERTS = enum.auto()
-    """Those of all experts, [E, O, I], each of which is a matrix with a number in its name."""
+    """Matrices of all experts in one tensor, [E, O, I]; each is one with a number in its name there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +178,7 @@ ARCHITECTURES: Final[Mapping[str, Architecture]] = {
         others=frozenset({"rope_factors_long.weight", "rope_factors_short.weight"}),
     ),
 }
-"""By the name in a file."""
+"""Architectures by their names in a file."""
 
 
 def architecture_of(name: str, where: str) -> Architecture:

@@ -54,7 +54,7 @@ TYPE_NAMES: Final[Mapping[int, str]] = {
     39: "MXFP4",
     40: "NVFP4",
 }
-"""What the format calls its types, by number."""
+"""Names of the format's types, by number."""
 
 _BLOCKS: Final = {
     "F32": (1, 4),
@@ -76,4 +76,4 @@ BLOCK_TYPES: Final[Mapping[int, BlockType]] = {
     for number, name in TYPE_NAMES.items()
     if name in _BLOCKS
 }
-"""Those that are read, by number."""
+"""Types that are read, by number."""

@@ -231,7 +231,7 @@ def _qwen3(given: _Given) -> _Config:
 
 
 def _experts(given: _Given) -> _Config:
-    """Of a mixture: what the shapes of its first layer's experts say, and how many of them a token has."""
+    """Keys of a mixture: number and size of its experts, by the first layer's shapes, and how many a token has."""
     num_experts, size, _ = given.tensors["blk.0.ffn_up_exps.weight"].shape
     told = given.metadata.size(".expert_count")
     if told != num_experts:

@@ -22,7 +22,7 @@ from neurogrid.model.files.gguf.block_types import BLOCK_TYPES, TYPE_NAMES, Bloc
 __all__ = ["Header", "TensorInfo", "Value", "parse_header"]
 
 Value: TypeAlias = "int | float | bool | str | tuple[Value, ...]"
-"""Of a key. An array is a tuple of values of one type."""
+"""Value of a key. An array is a tuple of values of one type."""
 
 _MAGIC: Final = b"GGUF"
 _VERSIONS: Final = (2, 3)

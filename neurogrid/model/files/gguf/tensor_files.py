@@ -62,7 +62,7 @@ class _Piece:
 
     @property
     def entry(self) -> TensorEntry:
-        """As of a tensor in safetensors; plain ones alone have that."""
+        """Entry that safetensors would have of it; only tensors of a plain type have one."""
         return TensorEntry(self.type.name, self.shape, 0, self.data.nbytes)
 
     def plain(self) -> torch.Tensor:
