@@ -71,7 +71,7 @@ MAX_SERVED_STREAMS: Final = 256
 """Streams of questions at once; go-libp2p keeps one open to each server that it asked."""
 
 MAX_SERVED_STREAMS_PER_PEER: Final = 8
-"""Of these, one peer's: walks overlap, and a peer has one question for us in each."""
+"""Streams of one peer among these: walks overlap, and a peer has one question for us in each."""
 
 
 class AddressBook(PeerStore):

@@ -64,7 +64,7 @@ class KnownPeers:
 
     @property
     def peers(self) -> Mapping[str, PeerFound]:
-        """By peer id, as they are now: later changes show."""
+        """Known peers by peer id, as they are now: later changes show."""
         return MappingProxyType(self._known)
 
     def take(self, sighting: Sighting) -> PeerChange | None:

@@ -151,7 +151,7 @@ class RecordBook:
         return expired
 
     def seconds_left(self, record: MemberRecord) -> float:
-        """For how long a record still counts; not above zero when it does not."""
+        """Seconds for which a record still counts; not above zero when it does not."""
         return record.expires + self._clock_skew - self._now()
 
     def _check_certificate(self, record: MemberRecord) -> None:

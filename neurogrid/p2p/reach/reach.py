@@ -79,7 +79,7 @@ class ReachState:
     relay_service: RelayServiceState | None
 
     def rows(self) -> Iterator[tuple[str, str, str, bool]]:
-        """For people: what, what it is for, how it stands, and whether that is well."""
+        """Yield rows for people: a means of being reached, what it is for, its state, and whether that is well."""
         for relay in self.relays:
             where = f"reserved: {len(relay.addresses)} address{'es' * (len(relay.addresses) != 1)}"
             outcome = where if relay.is_reserved else f"not reserved: {relay.last_error}"

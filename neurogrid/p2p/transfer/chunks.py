@@ -100,7 +100,7 @@ class ChunkSet:
             self._num_in += 1
 
     def bitmap(self) -> bytes:
-        """As a TransferAccept has it; empty for none."""
+        """Encode these chunks as a TransferAccept has them; empty for none."""
         return encode_bitmap(self, self.total_chunks)
 
 

@@ -193,7 +193,7 @@ class _FileBlob(PartialBlob):
             self._find_chunks(data, bits)
 
     def _find_chunks(self, data: int, bits: int) -> None:
-        """Of the chunks that the bitmap names, keep those that are what they should be."""
+        """Keep those chunks of the bitmap that have their digests, and clear the bits of the others."""
         bitmap = os.pread(bits, -(-self.info.num_chunks // 8), 0)
         for index in range(self.info.num_chunks):
             if not bitmap[index >> 3] & 0x80 >> (index & 7):

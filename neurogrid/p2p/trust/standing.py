@@ -17,7 +17,7 @@ class StandingState(StrEnum):
     """Whether a membership admits its peer."""
 
     WISHED = "wished"
-    """It joins when it meets the coordinator: there is no certificate yet."""
+    """The peer joins when it meets the coordinator: it has no certificate yet."""
     VALID = "valid"
     NOT_YET_VALID = "not_yet_valid"
     EXPIRED = "expired"

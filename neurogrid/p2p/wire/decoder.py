@@ -253,7 +253,7 @@ _V11_TABLE: Final = v11_table()
 
 
 class MessageDecoder(Decoder):
-    """For a stream of `/neurogrid/tensor/1.0.0`; a first byte 0x00 begins a legacy header.
+    """Decoder of a stream of `/neurogrid/tensor/1.0.0`; a first byte 0x00 begins a legacy header.
 
     Args:
         limits: the largest Data for each type.
@@ -266,7 +266,7 @@ class MessageDecoder(Decoder):
 
 
 class StreamDecoder(Decoder):
-    """For a stream of `/neurogrid/tensor/1.1.0`: extended and traced headers only.
+    """Decoder of a stream of `/neurogrid/tensor/1.1.0`: extended and traced headers only.
 
     Args:
         limits: the largest Data for each type.

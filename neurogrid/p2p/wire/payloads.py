@@ -60,7 +60,7 @@ class WeightsChunk:
         return _CHUNK.pack(self.chunk_index, self.total_chunks), self.data
 
     def encode(self) -> bytes:
-        """As one bytes object, which copies the chunk."""
+        """Encode as one bytes object, which copies the chunk."""
         return b"".join(self.encode_parts())
 
     @classmethod

@@ -27,7 +27,7 @@ __all__ = [
 ]
 
 CACHE_DTYPES: Final = frozenset({"I8"})
-"""What keys and values may be kept as, besides what a stage computes in."""
+"""Dtypes that keys and values may be kept as, besides the one that a stage computes in."""
 
 FINGERPRINT_BYTES: Final = 32
 """Bytes in the fingerprint of a model config, a SHA-256."""

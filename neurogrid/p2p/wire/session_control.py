@@ -31,7 +31,7 @@ __all__ = [
 ]
 
 SESSION_DTYPES: Final = frozenset({"F32", "F16", "BF16", "I8"})
-"""In what the activations of a session may travel."""
+"""Dtypes in which the activations of a session may travel."""
 
 PREFIX_BYTES: Final = 32
 """Bytes of what a coordinator calls a prefix on disk."""

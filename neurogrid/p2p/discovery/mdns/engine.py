@@ -112,7 +112,7 @@ class Engine:
 
     @property
     def indexes(self) -> frozenset[int]:
-        """Of the interfaces in use."""
+        """Indexes of the interfaces in use."""
         return frozenset(self._links)
 
     def set_link(self, interface: Interface, addresses: Sequence[str], now: float) -> None:
