@@ -21,7 +21,7 @@ EVENTS: Final = Framing(b"text/event-stream; charset=utf-8", before=b"data: ", a
 
 
 class InfillShape:
-    """Of one request; times count from when it is made.
+    """Shape of one request's answer; times count from when this is made.
 
     Args:
         fields: of the last object these alone, an inner one's as `timings/prompt_n`; None for all.

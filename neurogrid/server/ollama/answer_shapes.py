@@ -28,7 +28,7 @@ def now() -> str:
 
 
 class OllamaShape:
-    """Of one request; durations count from when it is made.
+    """Shape of one request's answer; durations count from when this is made.
 
     Args:
         model: as the request names it.

@@ -46,7 +46,7 @@ def refuse_fields(body: Mapping[str, Any]) -> None:
 
 
 def _is_same(value: object, other: object) -> bool:
-    """As JSON has it: true is not 1."""
+    """Whether two values are equal in JSON: true is not 1."""
     return value == other and isinstance(value, bool) == isinstance(other, bool)
 
 

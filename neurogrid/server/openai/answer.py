@@ -74,7 +74,7 @@ class Framing:
 
     @property
     def headers(self) -> list[tuple[bytes, bytes]]:
-        """Of the answer; no proxy is to hold events back."""
+        """Headers of the answer; no proxy is to hold events back."""
         return [
             (b"content-type", self.content_type),
             (b"cache-control", b"no-cache"),
@@ -83,7 +83,7 @@ class Framing:
 
 
 SERVER_SENT = Framing(b"text/event-stream; charset=utf-8", b"data: ", b"\n\n", b"data: [DONE]\n\n")
-"""As OpenAI streams completions."""
+"""Framing of completions as OpenAI streams them."""
 
 
 class Usage:
@@ -108,17 +108,17 @@ class Usage:
         self.first_at = self.first_at or self.last_at
 
     def reused(self, prompt: Sequence[int], num_tokens: int) -> None:
-        """Of a prompt so many tokens were not computed; where several answers tell, the least counts."""
+        """Note the tokens of a prompt that were not computed; where several answers tell, the least counts."""
         key = tuple(prompt)
         self._reused[key] = min(num_tokens, self._reused.get(key, num_tokens))
 
     @property
     def num_reused_tokens(self) -> int:
-        """Of the prompts, tokens that were not computed."""
+        """Tokens of the prompts that were not computed."""
         return sum(self._reused.values())
 
     def as_json(self) -> dict[str, object]:
-        """As OpenAI's API has it."""
+        """Return the usage as OpenAI's API has it."""
         return {
             "prompt_tokens": self.num_prompt_tokens,
             "completion_tokens": self.num_new_tokens,

@@ -140,7 +140,7 @@ def _check_message(message: Mapping[str, object], where: str, model: LoadedModel
 
 
 def _is_one_of(value: object, options: Sequence[object]) -> bool:
-    """As JSON has it: true is not 1."""
+    """Whether a value equals one of these in JSON: true is not 1."""
     return any(value == o and isinstance(value, bool) == isinstance(o, bool) for o in options)
 
 

@@ -64,7 +64,7 @@ class _Item:
 
 
 class ResponseShape:
-    """Of one request.
+    """Shape of one request's answer.
 
     Args:
         body: of the request, checked: some of it is told again.

@@ -58,7 +58,7 @@ class MessageForm:
 
 
 MARKS: Final = re.compile(r"<[|｜/a-z][^<>]*>|\[/?[A-Z_]+\]")  # noqa: RUF001
-"""What of a format's text may be one special token."""
+"""Pattern of the parts of a format's text that may be one special token each."""
 
 
 class _At(enum.Enum):
@@ -185,7 +185,7 @@ class MessageReader:
         return False
 
     def _answer_or_call(self, is_last: bool) -> bool:
-        """Of a format without a mark, in which the whole answer is a call."""
+        """Tell a call from text, in a format without a mark, in which the whole answer is a call."""
         begun = self._buffer.lstrip()
         if begun.startswith((PYTHON_TAG, "{")):
             self._raw = self._buffer[: len(self._buffer) - len(begun)]
@@ -323,7 +323,7 @@ class MessageReader:
         self._at = _At.TEXT if self._format.trigger else _At.PLAIN
 
     def _arguments(self, body: str) -> str:
-        """Of tags: each value as the tool's schema has it, a text where it says nothing."""
+        """Read a call's arguments from tags: each value as the tool's schema has it, a text where it says nothing."""
         schema = (self._form.tools or {}).get(self._last_name) or {}
         properties = schema.get("properties") or {}
         arguments = {
