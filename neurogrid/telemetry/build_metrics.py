@@ -20,7 +20,7 @@ BUILD_METRICS: Final = (BUILD,)
 
 
 class BuildSource:
-    """Args: role: `coordinator` or `worker`."""
+    """Source of the metric of the build: version and Python, in this role: `coordinator` or `worker`."""
 
     def __init__(self, role: str) -> None:
         self._role = role

@@ -198,7 +198,7 @@ class ModelView(Protocol):
 
     @property
     def board(self) -> StatusBoard:
-        """Of its coordinator."""
+        """Board of its coordinator."""
 
     @property
     def state(self) -> str:

@@ -38,7 +38,7 @@ _METHODS: Final = frozenset(
 
 
 class HttpStatistics:
-    """Of one server."""
+    """Counts and durations of one server's requests."""
 
     def __init__(self) -> None:
         self._requests: Counter[tuple[str, str, str]] = Counter()

@@ -24,7 +24,7 @@ from neurogrid.node.histogram import Histogram
 __all__ = ["MetricSpec", "Reading", "Registry", "Source", "make_registry"]
 
 Registry: TypeAlias = CollectorRegistry
-"""What is scraped, for those who only pass it on."""
+"""Registry that is scraped, for code that only passes it on."""
 
 Kind: TypeAlias = Literal["counter", "gauge", "histogram"]
 
