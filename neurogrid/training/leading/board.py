@@ -732,7 +732,7 @@ def _as_stage(member: MemberStatus, look: StageLook) -> MemberStatus:
 
 
 def _place_of(member: MemberStatus) -> tuple[bool, int]:
-    """By stages, or by seats; those that have neither come last."""
+    """Sort key of members: by stages, or by seats; those that have neither come last."""
     place = member.stage.number if member.stage is not None else member.seat
     return place is None, place or 0
 

@@ -94,7 +94,7 @@ class RoundFigures:
         self.take(round_number)
 
     def take(self, round_number: int) -> list[dict[str, float]]:
-        """Of each round up to this one that has no line yet, in order. They have from here on."""
+        """Take out the figures of each round up to this one that has no line yet, in order; they count as written."""
         due = sorted(number for number in self._waiting if number <= round_number)
         self._written = max(self._written, round_number)
         return [self._waiting.pop(number) for number in due]

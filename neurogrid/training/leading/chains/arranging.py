@@ -63,7 +63,7 @@ class _Joiner:
 
     @property
     def number(self) -> int:
-        """Of the arrangement that it was told of."""
+        """Number of the arrangement that it was told of."""
         return self.order.chain
 
 
@@ -290,7 +290,7 @@ class Arranger:
                 await self._members.changed.wait()
 
     async def _wait_for_more(self, num_stages: int) -> None:
-        """Before the first arrangement of stages of several members: more may come at the same time."""
+        """Wait, before the first arrangement of stages of several members, while more members come."""
         if self._has_begun or self._layout.stage_members == 1:
             return
         most, here = num_stages * self._layout.stage_members, -1

@@ -197,7 +197,7 @@ async def lead_chain(settings: LeaderSettings, progress: LeaderProgress, board: 
 
 
 def _as_rounds(run: RunFile) -> RunFile:
-    """As its rounds are: of one chain a step is a round, of one member that is the whole chain."""
+    """Return the run file as its rounds are: a step of a single chain is a round of one member, the whole chain."""
     if run.layout.replicas > 1:
         return run
     return replace(run, outer=OuterSection.of("data_parallel"))

@@ -520,7 +520,7 @@ class ChainLeader:
                 worker.pace = now if before is None else before + _LATEST * (now - before)
 
     def _wanted_micro_batches(self, run: RunFile, chain: Chain) -> int:
-        """Of a whole batch: as many as leave room in what members lend, more once memory was full."""
+        """Micro-batches of a whole batch: as many as leave room in what members lend, more once memory was full."""
         lent = [
             min((m for peer in stage if (m := self._members.get(peer).memory)), default=0)
             for stage in chain.stages

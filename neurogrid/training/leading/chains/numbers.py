@@ -72,7 +72,7 @@ def _coded(place: Path, adapter: AdapterSection, layers: list[nn.Module]) -> tup
 
 
 def _bytes_in_codes(layer: nn.Module, form: CodesForm) -> int:
-    """Of a layer whose matrices are all made codes that can be, and the rest of it is float32."""
+    """Bytes of a layer in which all matrices that can be are made codes, and the rest is float32."""
     matrices = {
         id(module.weight)
         for module in layer.modules()

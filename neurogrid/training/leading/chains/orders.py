@@ -35,7 +35,7 @@ class StageOrders:
         self._number = 0
 
     def draw_number(self) -> int:
-        """Of an arrangement, or of an attempt at a round: greater than any before, also of a leader before this one."""
+        """Draw a number for an arrangement or an attempt at a round: above all before, also of earlier leaders."""
         self._number = max(time.time_ns() // 1000, self._number + 1)
         return self._number
 

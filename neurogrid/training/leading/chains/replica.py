@@ -46,12 +46,12 @@ class Replica:
 
     @property
     def occupant(self) -> Occupant:
-        """By what the run knows it."""
+        """Occupant of the seat, by which the run knows it."""
         return Occupant(self.chain.peers[0], self.chain.number)
 
     @property
     def weight(self) -> float:
-        """By which it counts in the round."""
+        """Weight with which it counts in the round."""
         return 0.0 if self.work is None else self.work.share
 
     @property

@@ -541,7 +541,7 @@ class _Deputy:
         )
 
     def _on_report(self, message: TensorMessage) -> None:
-        """Of a member that has promised: what it says now it says again in a second, which is long."""
+        """Keep a report of a member that has promised, until this deputy leads: the next one may be a second away."""
         if self._term is None and any(
             member.peer == message.from_peer for member in self._sitting.members
         ):

@@ -42,7 +42,7 @@ class StandingOut:
             self._num_rounds[seat] = self._num_rounds.get(seat, 0) + 1
 
     def watched(self, seats: Collection[int]) -> tuple[int, ...]:
-        """Of these seats those that stand out, the oddest first."""
+        """Seats of these that stand out, the oddest first."""
         odd = [
             seat
             for seat in self._watch.oddest(len(self._num_rounds))
@@ -87,5 +87,5 @@ class Suspicion:
         }
 
     def watched(self, seats: Collection[int]) -> tuple[int, ...]:
-        """Of these seats those that stand out, the oddest first."""
+        """Seats of these that stand out, the oddest first."""
         return self._cosines.watched(seats)

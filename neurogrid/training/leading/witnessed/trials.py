@@ -41,7 +41,7 @@ from neurogrid.training.witnessed import Refused as RefusedEvent
 __all__ = ["INVITATION_SECONDS", "Trials", "write_invitation"]
 
 INVITATION_SECONDS: Final = 7 * 24 * 3600
-"""For which the invitation that a leader writes for members that it trusts is good."""
+"""Seconds for which the invitation that a leader writes for members that it trusts is good."""
 
 _BAN_SECONDS: Final = 3600.0
 _LONGEST_REASON: Final = 500

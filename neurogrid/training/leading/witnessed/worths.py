@@ -88,7 +88,7 @@ class Worths:
         }
 
     def watched(self, seats: Collection[int]) -> tuple[int, ...]:
-        """Of these seats those whose results stand out as worth less, the oddest first."""
+        """Seats of these whose results stand out as worth less, the oddest first."""
         found = (*self._gains.watched(seats), *self._advantages.watched(seats))
         return tuple(dict.fromkeys(found))
 
