@@ -61,7 +61,7 @@ __all__ = ["WEIGHTS_PIECE", "ChainPart"]
 logger = logging.getLogger(__name__)
 
 WEIGHTS_PIECE: Final = "weights."
-"""What the names of pieces begin with that are weights of the checkpoint, and no state."""
+"""Prefix of the names of pieces that are weights of the checkpoint, and no state."""
 
 _FETCH_TIMEOUT: Final = 600.0
 _DIAL_TIMEOUT: Final = 30.0
@@ -114,7 +114,7 @@ class ChainPart:
 
     @property
     def run_id(self) -> bytes:
-        """Of the run, 16 bytes."""
+        """Id of the run, 16 bytes."""
         return self._start.run
 
     @property

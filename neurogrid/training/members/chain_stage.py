@@ -377,7 +377,7 @@ class ChainStage:
 
     @property
     def _num_members(self) -> int:
-        """Of this stage."""
+        """Number of members of this stage."""
         return len(self._stages[self._index])
 
     async def _add_up(self) -> bool:

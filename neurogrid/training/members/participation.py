@@ -152,12 +152,12 @@ class Participation:
 
     @property
     def run_id(self) -> bytes:
-        """Of the run, 16 bytes."""
+        """Id of the run, 16 bytes."""
         return self._start.run
 
     @property
     def incarnation(self) -> int:
-        """Of this member in the group; 0 while it has none."""
+        """Incarnation of this member in the group; 0 while it has none."""
         return self._report.incarnation
 
     @property

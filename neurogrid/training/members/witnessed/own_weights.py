@@ -26,7 +26,7 @@ from neurogrid.training.runs.weight_pieces import check_pieces, read_piece, writ
 __all__ = ["OwnWeights", "TakenBack"]
 
 TakenBack: TypeAlias = tuple[Sequence[Coefficients], Sequence[Coefficients], float]
-"""Of a round what was applied, what of that stays, and its rate."""
+"""Results of a round that were applied, those of them that stay, and its learning rate."""
 
 logger = logging.getLogger(__name__)
 
@@ -93,7 +93,7 @@ class OwnWeights:
         return coefficients
 
     def momenta(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Of the step under way, as a claim names them: before it, with its gradient, and without what is sent."""
+        """Momenta of the step under way, as a claim names them: before it, with its gradient, without what is sent."""
         assert self._before is not None  # a step is under way
         (momentum,) = self.distro.own_vectors()
         return self._before, momentum.clone(), self.distro.remaining()

@@ -135,7 +135,7 @@ class WitnessedPart:
 
     @property
     def run_id(self) -> bytes:
-        """Of the run, 16 bytes."""
+        """Id of the run, 16 bytes."""
         return self._start.run
 
     @property
@@ -714,5 +714,5 @@ class _Member:
 
 
 def _incarnation() -> int:
-    """Of this process, and greater than any that it had."""
+    """Draw an incarnation of this process, greater than any that it had."""
     return time.time_ns()
