@@ -28,7 +28,7 @@ OUTER: Final = "outer.safetensors"
 STATE: Final = "state.json"
 MEMBERS: Final = "members"
 TEMPORARY: Final = ".unfinished-"
-"""What every name begins with that is not whole, or about to be removed."""
+"""Prefix of the names of what is not whole, or about to be removed."""
 
 TOKENIZER_FILES: Final = (
     "tokenizer.json",
@@ -42,7 +42,7 @@ TOKENIZER_FILES: Final = (
     "tokenizer.model",
     "spiece.model",
 )
-"""What a tokenizer of transformers consists of."""
+"""Files that a tokenizer of transformers consists of."""
 
 _STEP = re.compile(r"step-(0|[1-9][0-9]{0,17})")
 

@@ -74,12 +74,12 @@ class Worth:
 
     @property
     def gain(self) -> float:
-        """By how much the update lowers the loss of everybody."""
+        """Drop of the loss on samples that the member was not given."""
         return self.held_before - self.held_after
 
     @property
     def advantage(self) -> float:
-        """By how much more it lowers the loss of what the member was given: who did not compute that has none."""
+        """Drop of the loss on what the member was given, less `gain`: none for one that did not compute on it."""
         return (self.given_before - self.given_after) - self.gain
 
     @property

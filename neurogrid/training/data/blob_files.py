@@ -44,8 +44,8 @@ _SHARES: Final = 8
 _LEAST_SHARE: Final = 5.0
 
 PIECE_LIMITS: Final = TransferLimits(max_bytes_per_peer=64 * _GIB, max_bytes=256 * _GIB)
-"""Of files that go to disk: weights of a layer with their optimiser's state, and embeddings of a large vocabulary in
-float32, are many times what serving sends at once."""
+"""Limits of files that go to disk: weights of a layer with their optimiser's state, and embeddings of a large
+vocabulary in float32, are many times what serving sends at once."""
 
 
 class OfferedFiles:

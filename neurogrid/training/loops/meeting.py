@@ -28,7 +28,7 @@ from neurogrid.p2p.trust.limits import CERTIFICATE_LIFETIME
 __all__ = ["LISTEN", "Meeting", "open_meeting"]
 
 LISTEN: Final = ("/ip4/0.0.0.0/tcp/0",)
-"""Where a member listens that was told nothing: on all interfaces; only those with the ticket are let in."""
+"""Address for a member that was told none: all interfaces; only peers with the ticket are let in."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -165,7 +165,7 @@ class Assignment:
         return float(self.weight) if self.ranges else self.weight * SYNC_SHARE
 
     def json(self) -> list[object]:
-        """For JSON; `read` takes it."""
+        """Return the work as JSON has it; `read` takes it."""
         return [self.number, self.position, self.stride, self.weight, _flat(self.ranges)]
 
     @classmethod

@@ -238,7 +238,7 @@ class Journal:
 
     @property
     def num_bytes(self) -> int:
-        """Of all its lines."""
+        """Bytes of all its lines."""
         return self._num_bytes
 
     def close(self) -> None:
@@ -511,7 +511,7 @@ class JournalCopy:
 
     @property
     def num_bytes(self) -> int:
-        """Of whole lines, which are on the disk."""
+        """Bytes of whole lines, which are on the disk."""
         return self._found.num_bytes
 
     @property

@@ -15,10 +15,10 @@ from typing import Final
 __all__ = ["LONG", "SHORT", "Learning", "Trend", "judge_learning", "moving_mean"]
 
 SHORT: Final = 0.3
-"""Of the latest figure: how much it counts in a moving mean over some rounds."""
+"""Weight of the latest figure in a moving mean over some rounds."""
 
 LONG: Final = 0.05
-"""The same in one over many."""
+"""Weight of the latest figure in a moving mean over many rounds."""
 
 # Losses below which nothing is said about a trend.
 _NUM_KNOWN: Final = 4

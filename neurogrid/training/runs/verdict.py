@@ -144,7 +144,7 @@ class Verdict:
 
 
 Look = Callable[[RunFile | None, bytes, Sequence[Entry]], str]
-"""What is wrong with the epochs of a witnessed run: of its run file, if that is there, its id, and the entries."""
+"""Check of a witnessed run's epochs, by its run file, if that is there, its id and the entries: the fault, or empty."""
 
 _UNCHECKED: Final = (
     "whether each state of the epochs follows from the one before: the rules for that are in run.toml, which is to lie "

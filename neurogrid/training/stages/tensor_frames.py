@@ -12,7 +12,7 @@ from torch import Tensor
 __all__ = ["DTYPES", "as_frame", "of_frame"]
 
 DTYPES: Final = {"F32": torch.float32, "BF16": torch.bfloat16, "I32": torch.int32}
-"""By the names that messages have."""
+"""Dtypes by the names that messages have."""
 
 _NAMES: Final = {dtype: name for name, dtype in DTYPES.items()}
 

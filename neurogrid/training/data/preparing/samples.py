@@ -11,7 +11,7 @@ from neurogrid.training.data.preparing.shuffling import Numbers
 __all__ = ["Arrays", "Samples", "Source"]
 
 Arrays: TypeAlias = Mapping[str, Any]
-"""By name, what a slice has of some samples: `input_ids` int32 [n, T]; or `pixel_values` uint8 [n, C, H, W] and
+"""Arrays of some samples of a slice, by name: `input_ids` int32 [n, T]; or `pixel_values` uint8 [n, C, H, W] and
 `labels` int64 [n]."""
 
 

@@ -37,7 +37,7 @@ class MixturePart(Table):
     weight: float
 
     def written(self) -> str:
-        """As TOML has it, in one line."""
+        """Write it as TOML has it, in one line."""
         return f"{{ path = {written(self.path)}, weight = {written(self.weight)} }}"
 
 

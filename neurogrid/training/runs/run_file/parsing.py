@@ -28,10 +28,10 @@ __all__ = [
 ]
 
 MAX_BYTES: Final = 16 * 1024
-"""Of a run file, which members are sent: six times what all keys take."""
+"""Bytes of a run file, which members are sent: six times what all keys take."""
 
 MAX_LINES: Final = 1000
-"""Of a run file: room for some lines of comment on every key."""
+"""Lines of a run file: room for some lines of comment on every key."""
 
 _DEFAULT_NAME: Final = "run"
 

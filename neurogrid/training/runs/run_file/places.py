@@ -49,7 +49,7 @@ def key_lines(text: str) -> dict[Path, int]:
 
 
 def _paths(table: object, depth: int = _MAX_DEPTH) -> Iterator[Path]:
-    """Of all keys in a table, below their own."""
+    """Yield the paths of all keys in a table, and in the tables below it."""
     if depth == 0:
         return
     if isinstance(table, list):

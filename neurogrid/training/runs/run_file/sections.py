@@ -64,7 +64,7 @@ METHODS: Final[dict[str, dict[str, Any]]] = {
     "data_parallel": {"fragments": 1, "lr": 1.0, "momentum": 0.0, "every": 1, "projected": False},
     "distro": {"fragments": 1, "lr": 1.0, "momentum": 0.0, "every": 1, "projected": False},
 }
-"""What members exchange, and the defaults of [outer] that differ from those of `OuterSection`."""
+"""Methods of exchange between members, and their defaults of [outer] that differ from those of `OuterSection`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,7 +45,7 @@ MAX_MEMBERS_AT_ONCE: Final = 256
 """Members of all chains, over all stages."""
 
 MAX_RANK: Final = 1024
-"""Of an adapter, and of what gradients are compressed to."""
+"""Rank of an adapter, and of what gradients are compressed to."""
 
 # Micro-batches of a step, for each member of each stage, where nobody says how many: where stages are one member each,
 # a fifth of the time is the bubble's then.

@@ -32,7 +32,7 @@ MAX_WHOLE: Final = 10**15
 """No number of samples, tokens or bytes in a run file is larger, so that none overflows what it is multiplied into."""
 
 MAX_TEXT_CHARS: Final = 1024
-"""Of a string: a path may be as long, on the wire and on disk."""
+"""Characters of a string: a path may be as long, on the wire and on disk."""
 
 # Characters of a value that an error repeats.
 _MAX_SHOWN_CHARS: Final = 60
@@ -53,7 +53,7 @@ class Table(ABC):
 
     @abstractmethod
     def written(self) -> str:
-        """As TOML has it, in one line."""
+        """Write it as TOML has it, in one line."""
 
 
 @dataclass(frozen=True, slots=True)

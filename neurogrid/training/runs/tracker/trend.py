@@ -26,7 +26,7 @@ from typing import Final
 __all__ = ["CONFIDENCE", "NUM_LEAST", "NUM_TRACKED", "Direction", "TrackedTrend", "find_trend"]
 
 CONFIDENCE: Final = 0.99
-"""With which a direction is told: of a hundred looks at nothing but noise one is wrong.
+"""Confidence with which a direction is told: of a hundred looks at nothing but noise one is wrong.
 
 Of noise whose neighbours have a correlation of 0.5, five are; where it wanders as a trend does, more."""
 
@@ -107,7 +107,7 @@ def find_trend(figures: Sequence[float]) -> TrackedTrend:
 
 
 def _variance(figures: Sequence[float]) -> float:
-    """Of Kendall's statistic: for ties, and for how much neighbours are alike beside what they all do."""
+    """Variance of Kendall's statistic, corrected for ties and for the correlation of neighbours about the curve."""
     num = len(figures)
 
     def of(count: int) -> float:

@@ -25,10 +25,10 @@ __all__ = [
 ]
 
 CLAIM_FORM_BYTES: Final = 333
-"""Of a signed claim (protocol_spec/training/checks.md)."""
+"""Bytes of a signed claim (protocol_spec/training/checks.md)."""
 
 FINDING_FORM_BYTES: Final = 201
-"""Of a signed finding."""
+"""Bytes of a signed finding."""
 
 MAX_MEASURED_LOSS: Final = 1e9
 """A loss that is larger, or no number, is told as this."""

@@ -80,7 +80,7 @@ MAX_EPOCH_PIECES: Final = 1024
 """Pieces of the weights: of 64 MiB each, 16 billion parameters in float32."""
 
 FILTER_BYTES: Final = 128
-"""Of a Bloom filter of 1,024 bits."""
+"""Bytes of a Bloom filter of 1,024 bits."""
 
 _MAX_SECONDS: Final = 7 * 86_400.0
 _MAX_NAME_CHARS: Final = 32

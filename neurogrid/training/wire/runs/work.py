@@ -66,7 +66,7 @@ MAX_RUN_SOURCES: Final = 64
 """Addresses in one order of peers that have slices."""
 
 MAX_WEIGHT: Final = 2**53
-"""Of a work: weights are added as float64, and are exact up to here."""
+"""Weight of a work: weights are added as float64, and are exact up to here."""
 
 SYNC_SHARE: Final = 2.0**-20
 """Weight that each unit of a work without samples adds to a contribution: a round of nothing else weighs less than 1,
