@@ -46,8 +46,8 @@ __all__ = [
 ]
 
 EVENT: Final = struct.Struct("!i")
-"""What the user of a child that is told of is sent on its socket: its process's number, and how it ended as `wait` has
-it."""
+"""Message on the socket of a child that is told of, to its user: at first the number of its process, at its end its
+exit code, negative for a signal."""
 
 # What the fork server is told for each child, filled up with spaces.
 _ORDER_BYTES: Final = 512

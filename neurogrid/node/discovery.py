@@ -41,7 +41,7 @@ class DhtSettings:
 
 @dataclass(frozen=True)
 class FindingSettings:
-    """By which means a command finds peers, and is found.
+    """Settings of discovery: the means by which a command finds peers, and is found.
 
     Attributes:
         mdns: announce this peer on its local networks, and find those that do; never on loopback alone.

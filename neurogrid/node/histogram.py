@@ -16,16 +16,16 @@ COMPUTE_SECONDS: Final = (
     *(0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05),
     *(0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0),
 )
-"""For one call to torch: of a small model's token on a GPU, and of a long prompt on a CPU."""
+"""Bounds for one call to torch: from a small model's token on a GPU to a long prompt on a CPU."""
 
 WAIT_SECONDS: Final = (
     *(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5),
     *(1.0, 2.5, 5.0, 10.0, 25.0, 50.0, 100.0, 250.0),
 )
-"""For what somebody waits for: of the next token, up to that of a queue and a failed worker."""
+"""Bounds for waiting: from that for the next token to that for a queue and a failed worker."""
 
 NUM_ROWS: Final = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0)
-"""For the sessions that share a forward pass."""
+"""Bounds for the sessions that share a forward pass."""
 
 
 class Histogram:

@@ -41,7 +41,7 @@ class _Job(Generic[R]):
             self._token.run_sync_soon(trio.lowlevel.reschedule, self._task)
 
     def result(self) -> R:
-        """For the task that waited."""
+        """Return what the call gave, or raise its error, in the task that waited."""
         if self._error is not None:
             try:
                 raise self._error
