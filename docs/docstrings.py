@@ -39,7 +39,7 @@ SECTIONS = re.compile(r"(Args|Attributes|Raises|Returns|Yields):$")
 
 @cache
 def homes() -> dict[tuple[str, str], tuple[str, str]]:
-    """For each definition that is public: its page, and its name there."""
+    """Page of each public definition, and its name there, by its key."""
     result: dict[tuple[str, str], tuple[str, str]] = {}
     for page in PAGES:
         for name in load(page).exports:
@@ -60,7 +60,7 @@ def classes() -> dict[str, dict[str, bool]]:
 
 @cache
 def public_names() -> frozenset[str]:
-    """What a name in a docstring is taken for; not those that are also members of public classes."""
+    """Names that are links in docstrings: public ones, but those that are also members of public classes."""
     members = frozenset().union(*classes().values())
     return frozenset(name for _, name in homes().values()) - members
 
@@ -82,7 +82,7 @@ def resolve(text: str, page: str) -> str:
 
 
 def anchor(heading: str) -> str:
-    """What GitHub makes of a heading."""
+    """Anchor that GitHub gives a heading."""
     return heading.lower().replace(".", "")
 
 

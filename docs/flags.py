@@ -121,6 +121,6 @@ def _joined(text: str) -> str:
 
 
 def _cell(text: str) -> str:
-    """For a table of Markdown: flags as code, and nothing that would be taken for markup."""
+    """Text of a cell in Markdown: flags as code, and nothing that would be taken for markup."""
     text = text.replace("|", r"\|").replace("<", "&lt;").replace("*", r"\*")
     return re.sub(r"(?<![\w`-])(--[a-z][\w-]*( DIR)?)", r"`\1`", text)

@@ -54,7 +54,7 @@ def imports_of(module: str) -> frozenset[str]:
 
 
 def graph(place: dict[str, str]) -> Graph:
-    """Which places import which, by the place of each module."""
+    """Places that each place imports, by the place of each module."""
     edges: Graph = {name: set() for name in place.values() if name}
     for module, here in place.items():
         for name in imports_of(module):
@@ -87,7 +87,7 @@ def reduced(edges: Graph) -> Graph:
 
 
 def first_line(module: str) -> str:
-    """What a module says that it is."""
+    """Summary of a module's docstring, as one line."""
     return (ast.get_docstring(load(module).tree) or "").partition("\n\n")[0].replace("\n", " ")
 
 

@@ -46,7 +46,7 @@ TWINS = ("twin(", "sync_twin(", "iterating_twin(")
 
 
 def aliases(module: Module, text: str, seen: frozenset[str] = frozenset()) -> Iterator[str]:
-    """What the names in a signature stand for that are aliases and stand on no page."""
+    """Values of those names in a signature that are aliases and stand on no page, as lines of comment."""
     for name in dict.fromkeys(re.findall(r"\b[A-Z]\w+", text)):
         if name in seen or name in public_names():
             continue

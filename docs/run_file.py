@@ -47,7 +47,7 @@ def page() -> str:
 
 
 def _summary(section: Any) -> str:
-    """What a section is about, without what programs read."""
+    """Summary of a section, without what is for programs."""
     text = " ".join((getdoc(section) or "").partition("\n\n")[0].split())
     return re.sub(r" `of` makes .*", "", text)
 
@@ -72,7 +72,7 @@ def _is_needed(field: Any) -> bool:
 
 
 def _attributes(section: Any) -> dict[str, str]:
-    """What the docstring says of each attribute; several may share a line."""
+    """Text of each attribute in the docstring; several may share a line."""
     told: dict[str, str] = {}
     names: list[str] = []
     for line in (getdoc(section) or "").partition("Attributes:\n")[2].splitlines():

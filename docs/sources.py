@@ -1,4 +1,4 @@
-"""What the sources define, parsed and never imported: where a name comes from, its docstring, its bases.
+"""Definitions in the sources, parsed and never imported: where a name comes from, its docstring, its bases.
 
 Knows Python and this repository; what a page looks like is the matter of `make_reference`.
 """
@@ -56,7 +56,7 @@ class Module:
 
 @dataclass(frozen=True)
 class Definition:
-    """Where a name is defined. `doc` stands below constants, within everything else."""
+    """Definition of a name. `doc` stands below constants, within everything else."""
 
     module: Module
     name: str
