@@ -382,7 +382,7 @@ def wait_for(is_so: Any, process: subprocess.Popen[str]) -> None:
 
 @dataclass(frozen=True)
 class Learned:
-    """What became of the adapter; differences are relative to the largest logit.
+    """Result of the adapter's training; differences are relative to the largest logit.
 
     Attributes:
         off: of the stages' logits from those of `peft`, in float32.
@@ -462,7 +462,7 @@ def logits_of_stages(
 
 
 def write_pieces(weights: ChainWeights, directory: Path) -> None:
-    """What stages are sent, as files."""
+    """Write the pieces that stages are sent, as files."""
     directory.mkdir(exist_ok=True)
     for name, blob_id in weights.blobs.items():
         source = weights._sources[blob_id]

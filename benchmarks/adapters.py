@@ -51,7 +51,7 @@ CPU = torch.device("cpu")
 
 @dataclass(frozen=True)
 class Variant:
-    """What the rows have.
+    """Adapters that the rows have.
 
     Attributes:
         num_adapters: different ones among the rows; 0 for none.
@@ -178,7 +178,7 @@ def measure(stage: Stage, options: argparse.Namespace) -> dict[Variant, list[flo
 
 
 def ratios(rounds: dict[Variant, list[float]], variant: Variant) -> Spread:
-    """Of the steps without, round by round."""
+    """Ratios to the steps without adapters, round by round."""
     return spread([a / b for a, b in zip(rounds[variant], rounds[NONE], strict=True)])
 
 

@@ -146,7 +146,7 @@ def _stop(members: Crowd, random: Random, number: int, grace: float) -> list[tup
 
 
 def _time_without(members: Crowd, still: AveragingPeer, since: float) -> float:
-    """When all others had decided a round without one."""
+    """Time at which all others had decided a round without this one."""
     return max(
         float(member.outcome_after(since, lambda o: still.peer_id not in o["contributors"])["at"])
         for member in members.members
@@ -155,7 +155,7 @@ def _time_without(members: Crowd, still: AveragingPeer, since: float) -> float:
 
 
 def _time_told(still: AveragingPeer, since: float) -> float:
-    """When one that goes on was told an outcome, or that it is no member any more."""
+    """Time at which one that goes on was told an outcome, or that it is no member any more."""
 
     def told() -> float | None:
         said = [s for s in list(still.said) if s["at"] > since and {"round", "dropped"} & s.keys()]

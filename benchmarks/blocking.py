@@ -33,7 +33,7 @@ FACES = ("trio", "blocking")
 
 @dataclass
 class Round:
-    """What one client measured against one peer.
+    """Measurements of one client against one peer.
 
     Attributes:
         seconds: each request alone.

@@ -108,7 +108,7 @@ def main() -> None:
 
 
 def most_apart(losses: list[float], others: list[float]) -> str:
-    """How far the losses of a step are apart at most, and in which step."""
+    """Greatest distance of the two losses of a step, and the step, in words."""
     apart = [abs(a - b) for a, b in zip(losses, others, strict=True)]
     return f"{max(apart):.1g} (step {apart.index(max(apart)) + 1})"
 
@@ -146,7 +146,7 @@ def kill_stages(run: RunProcesses, num_kills: int, rng: random.Random) -> list[f
 
 
 def stages_of(run: RunProcesses) -> list[str]:
-    """Who is a stage, by the leader's words."""
+    """Names of the members that are stages, by the leader's words."""
     lines = [line for line in run.log.splitlines() if line.startswith("stages: ")]
     told = lines[-1].removeprefix("stages: ").split(", ")
     return [

@@ -79,7 +79,7 @@ class Llama:
         in_bfloat16: bool = False,
         threads: int = 1,
     ) -> Tensor:
-        """Of the mean loss, float32 [n]."""
+        """Gradient of the mean loss, float32 [n]."""
         self._put(weights)
         self._model.zero_grad()
         torch.set_num_threads(threads)
@@ -138,7 +138,7 @@ class Fleet:
         return Place(RUN, seat, 1, self.round, self.round, digest_of(self.weights), SAMPLES)
 
     def make(self, cheats: dict[int, str]) -> dict[int, Made]:
-        """What each seat says that it computed, and sends."""
+        """Make what each seat claims and sends."""
         made = {}
         for seat in self.seats:
             kind = cheats.get(seat, "")
@@ -172,7 +172,7 @@ class Fleet:
         self.round += 1
 
     def _copied(self, seat: int) -> Made:
-        """What the seat before it sent a round ago, in its own name, and no gradient in its momentum."""
+        """Copy what the seat before it sent a round ago, in its own name, with no gradient in its momentum."""
         (momentum,) = self.members[seat].own_vectors()
         others = [each for each in sorted(self.last) if each != seat]
         coefficients = self.last[max((each for each in others if each < seat), default=others[-1])]
@@ -239,7 +239,7 @@ CHEATS: dict[str, Callable[[Fleet, int], Tensor]] = {
 
 
 def diloco_figures(rounds: int = 4, steps: int = 20) -> list[Figures]:
-    """Of honest differences after some steps of AdamW each, with an outer Nesterov step in between."""
+    """Figures of honest differences after some steps of AdamW each, with an outer Nesterov step in between."""
     found: list[Figures] = []
     common = LLAMA.start.clone()
     outer = OuterOptimizer(common, lr=0.7, momentum=0.9)
@@ -260,7 +260,7 @@ def diloco_figures(rounds: int = 4, steps: int = 20) -> list[Figures]:
 
 
 def gradient_figures(fleet: Fleet, rounds: int = 6) -> list[Figures]:
-    """Of honest gradients, of a state that goes on by DisTrO."""
+    """Figures of honest gradients, of a state that goes on by DisTrO."""
     found: list[Figures] = []
     for _ in range(rounds):
         found += figures_of([fleet.own(seat) for seat in fleet.seats])
@@ -269,7 +269,7 @@ def gradient_figures(fleet: Fleet, rounds: int = 6) -> list[Figures]:
 
 
 def worths(fleet: Fleet, made: dict[int, Made]) -> dict[int, Worth]:
-    """What each result is worth, measured by another member as in a run, on the rows that this one was given itself."""
+    """Worth of each result, measured by another member as in a run, on the rows that this one was given itself."""
     seed = sha256(b"%d %d" % (fleet.seed, fleet.round)).digest()
     before = {seat: LLAMA.loss(fleet.weights, fleet.rows(seat)) for seat in made}
     found = {}

@@ -1,4 +1,4 @@
-"""How far apart the gradients of kinds of processors are, and the band that follows: for `cheats.py`.
+"""Distances of the gradients of kinds of processors, and the band that follows: for `cheats.py`.
 
 As a program it is one of these processors: one whose libraries were told to use no vector instructions.
 """

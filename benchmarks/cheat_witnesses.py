@@ -85,7 +85,7 @@ def play(lie: Lie, liars: frozenset[int], num_witnesses: int, number: int) -> tu
 
 
 def row(name: str, lie: Lie, num_witnesses: int, rounds: int) -> list[str]:
-    """How often it came to something, by the number of liars."""
+    """Row of a lie: how often it came to something, by the number of liars."""
     cells = [name, str(num_witnesses or NUM_MEMBERS)]
     for num_liars in range(1, NUM_MEMBERS - 1):
         found = [

@@ -91,7 +91,7 @@ IDENTITIES = [Identity.generate() for _ in range(MEMBERS)]
 
 
 def looked_at(made: Made, again: Tensor, band: Band) -> Audited:
-    """As an auditor does: with the momentum before; where bits differ, with those afterwards."""
+    """Audit as an auditor does: with the momentum before; where bits differ, with those afterwards."""
     try:
         return audit(
             made.claim, made.coefficients, Material(made.material.before), again, LR, SETTINGS, band, is_agreed=True
@@ -103,7 +103,7 @@ def looked_at(made: Made, again: Tensor, band: Band) -> Audited:
 
 
 def third_says(fleet: Fleet, seat: int, made: Made, data: bytes, accuser: str, band: Band) -> Named:
-    """Whom evidence is against, by one that computes in other micro-batches."""
+    """Judge the evidence as a third member that computes in other micro-batches; return whom it is against."""
     facts = Facts(
         RUN, seat, 1, made.claim.round, made.claim.weights, SETTINGS.digest(LR), SAMPLES, start_of(SETTINGS)
     )  # fmt: skip
@@ -122,7 +122,7 @@ def accuse(seat: int, made: Made, audited: Audited, auditor: int) -> bytes:
 
 
 class Standing:
-    """How far members stand out by what their results are worth.
+    """Figures of how far members stand out by the worth of their results.
 
     Attributes:
         most: how far anybody did by gain and by advantage, once enough rounds were measured.
@@ -153,7 +153,7 @@ class Standing:
 
 @dataclass
 class Honest:
-    """What came of honest rounds.
+    """Outcome of honest rounds.
 
     Attributes:
         audits: of claims, by processors of several kinds in turn.

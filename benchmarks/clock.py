@@ -1,4 +1,4 @@
-"""When each token of transformers' `generate()` came. Imports torch and no more: a Python without ours needs it."""
+"""Clock of the tokens of transformers' `generate()`. Imports torch and no more: a Python without ours needs it."""
 
 from __future__ import annotations
 

@@ -120,7 +120,7 @@ def workers(count: int, *args: str) -> Iterator[list[str]]:
 def peers(
     model: Any, path: Path, prompt: list[int], options: argparse.Namespace
 ) -> Iterator[dict[str, Generate]]:
-    """Those that do the same and are installed, by name."""
+    """Other programs that do the same and are installed, by name."""
     with contextlib.ExitStack() as stack:
         found: dict[str, Generate] = {}
         if options.dtype == "float32" and has_llama_cpp():

@@ -48,7 +48,7 @@ def has_llama_cpp() -> bool:
 
 
 def peer_versions(petals_python: Path | None) -> str:
-    """What is installed, for a report."""
+    """Versions of the other programs that are installed, for a report."""
     llama = "none"
     if has_llama_cpp():
         told = _run(["llama-bench", "--version"])

@@ -31,7 +31,7 @@ from neurogrid.training.witnessed import ResultPlan
 
 @dataclass(frozen=True)
 class Kind:
-    """What members send of a step."""
+    """Form in which members send a step."""
 
     top_k: int
     one_bit: bool
@@ -75,7 +75,7 @@ class DistroPilot(Pilot):
 
 
 def gradient(member: Member) -> Tensor:
-    """Of a batch of the member's own, float32 [n]."""
+    """Gradient of a batch of the member's own, float32 [n]."""
     member.optimizer.zero_grad()
     batch = member.draw()
     member.model(input_ids=batch, labels=batch).loss.backward()

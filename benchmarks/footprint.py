@@ -67,7 +67,7 @@ class Process:
 
 @dataclass
 class Outcome:
-    """What a form took."""
+    """Memory and times that a form took."""
 
     form: str
     processes: list[Process]

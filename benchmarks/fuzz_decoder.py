@@ -104,7 +104,7 @@ class Frame:
 
 @dataclass
 class Outcomes:
-    """How often what came out."""
+    """Counts of what came out, by decoder and by payload."""
 
     decoders: dict[str, Counter[str]] = field(
         default_factory=lambda: {"1.0.0": Counter(), "1.1.0": Counter()}

@@ -86,7 +86,7 @@ def trained(vocab_size: int) -> PreTrainedTokenizerFast:
 
 
 class LLGuidance:
-    """As neurogrid uses it."""
+    """llguidance as neurogrid uses it."""
 
     package, requires = "llguidance", "llguidance"
 

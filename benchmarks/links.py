@@ -69,7 +69,7 @@ class Case:
 
 
 class Notices(Progress):
-    """When steps were given up."""
+    """Times at which steps were given up."""
 
     def __init__(self) -> None:
         self.failed_at: list[float] = []

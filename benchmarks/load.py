@@ -120,7 +120,7 @@ def text_of(choice: dict[str, Any]) -> str:
 
 @dataclass
 class Answer:
-    """What became of a request. Times are seconds since it was sent the first time.
+    """Outcome of a request. Times are seconds since it was sent the first time.
 
     Attributes:
         lost: how, in words; empty where it is answered.
@@ -292,7 +292,7 @@ async def run_load(made: Cluster, asks: Sequence[Ask], options: argparse.Namespa
 
 
 async def cluster_info(http: httpx.AsyncClient) -> Any:
-    """What the server knows of the workers of the first model."""
+    """Ask the server what it knows of the workers of the first model."""
     answer = await http.get("/v1/cluster/info")
     answer.raise_for_status()
     return answer.json()
@@ -322,7 +322,7 @@ async def run_alone(url: str, asks: Sequence[Ask]) -> dict[int, str]:
 
 
 def judge(load: Load, asks: Sequence[Ask], expected: dict[int, str]) -> Counter[str]:
-    """How many answers are what; each that is not as it was alone is shown."""
+    """Count answers by what became of them; show each that is not as it was alone."""
     found: Counter[str] = Counter()
     for ask in asks:
         answer, text = load.answers.get(ask.number, Answer(lost="never sent")), expected[ask.number]

@@ -104,7 +104,7 @@ class Cluster:
 
 @dataclass(frozen=True)
 class Served:
-    """What is served: the first model's options, those of the others, and adapters that clients add.
+    """Models that are served, by options of the first and of the others, and adapters that clients add.
 
     Attributes:
         options: for the coordinator.

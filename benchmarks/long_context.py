@@ -153,7 +153,7 @@ def make_model(directory: Path, hidden_size: int, num_layers: int, num_positions
 
 @dataclass
 class Outcome:
-    """What a prompt came to."""
+    """Outcome of a prompt."""
 
     seconds: float
     a_token: float
@@ -352,7 +352,7 @@ def texts(length: int, most_tokens: int) -> list[list[int]]:
 
 
 def error_part(options: argparse.Namespace) -> str:
-    """What coded caches change for the embedded model."""
+    """Table of what coded caches change for the embedded model."""
     checkpoint = Checkpoint.open(embedded_model_path())
     config = build_config(checkpoint.config)
     rows = []
@@ -417,7 +417,7 @@ def logits(ends: Ends, stage: Stage, tokens: list[int], *, coded: bool) -> torch
 
 
 def decode_part(options: argparse.Namespace) -> str:
-    """What a token takes after so many, in one stage, and what memory it takes."""
+    """Table of the time that a token takes after so many, in one stage, and of the memory of the caches."""
     rows = []
     for fuse, lengths in ((True, (1_000, 8_000, 32_000)), (False, (1_000, 8_000))):
         stage = random_stage(options.hidden, 2, fuse=fuse)
@@ -487,7 +487,7 @@ def filled(stage: Stage, length: int) -> Any:
 
 
 def rows_part(options: argparse.Namespace) -> str:
-    """What is set aside for sessions that decode together, and what is in it."""
+    """Table of the memory that is set aside for sessions that decode together, and of what is in it."""
     rows = []
     numbers = random.Random(7)
     mixes = {
@@ -541,7 +541,7 @@ def rows_part(options: argparse.Namespace) -> str:
 
 
 def disk_part(options: argparse.Namespace) -> str:
-    """What a prefix takes to be computed, and to be read from disk."""
+    """Table of the times that it takes to compute a prefix, to write it to disk, and to read it."""
     num_tokens, rows = 2_000, []
     stage = random_stage(options.hidden, 4, fuse=True)
     hidden_BTD = torch.randn(1, num_tokens, stage.hidden_size)

@@ -74,7 +74,7 @@ def _worker() -> Iterator[tuple[str, Look]]:
 
 
 def slope(counts: Sequence[int], values: Sequence[float]) -> str:
-    """Of the straight line through the points with the least squares, and its standard error."""
+    """Slope of the straight line through the points with the least squares, and its standard error."""
     mean_x, mean_y = sum(counts) / len(counts), sum(values) / len(values)
     spread = sum((x - mean_x) ** 2 for x in counts)
     points = list(zip(counts, values, strict=True))

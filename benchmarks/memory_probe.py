@@ -1,4 +1,4 @@
-"""What of a process's memory is in use, and a worker that says so when it is asked.
+"""Probe of the memory of a process that is in use, and a worker that tells of it when it is asked.
 
 `python memory_probe.py FD ...` runs `neurogrid-worker ...`, which writes a line of JSON to that descriptor on each
 SIGUSR1. Nothing of it is in the product. glibc only.
@@ -45,7 +45,7 @@ class Memory:
 
 
 def memory() -> Memory:
-    """Of this process."""
+    """Memory of this process."""
     libc = ctypes.CDLL(None)
     try:
         libc.mallinfo2.restype = _MallInfo

@@ -33,7 +33,7 @@ _AT_ONCE = 32
 
 
 _Forms = tuple[torch.dtype, torch.dtype]
-"""What contributions travel in, and what their mean does."""
+"""Dtypes that contributions travel in, and that their mean does."""
 
 # Codecs that are rounding and no more; with others the means are computed as if they lost nothing.
 _FORMS = {"f16": torch.float16, "bf16": torch.bfloat16}
@@ -204,7 +204,7 @@ def _fragments(sizes: list[int], number: int) -> list[list[int]]:
 
 
 def _mean(tensors: list[Tensor], weights: list[float], sent: _Forms) -> Tensor:
-    """As it arrives: what each sends is rounded on its way, and so is what comes of it."""
+    """Mean as it arrives: what each sends is rounded on its way, and so is what comes of it."""
     one, all_ = sent
     ratios = [float(torch.tensor(weight / weights[0])) for weight in weights]
     total = torch.zeros_like(tensors[0])

@@ -116,12 +116,12 @@ class Arm:
 
     @property
     def name(self) -> str:
-        """What its figures are kept under."""
+        """Name that its figures are kept under."""
         return f"{self.kind} {self.stages} {self.activations} M={self.micro_batches}"
 
 
 Sample = dict[str, Any]
-"""What was seen of an arm in one round.
+"""Figures of an arm in one round.
 
 `steps`: of each, its seconds, the CPU seconds of its processes, and how many cores others had meanwhile; `parts`: CPU
 seconds of a step by kind of process; `losses` of the first steps; `load` average.
@@ -260,7 +260,7 @@ async def measure(folder: Path, arm: Arm, lines: Lines | None) -> Sample:
 
 @dataclass(frozen=True)
 class Moment:
-    """When a step was made.
+    """Moment at which a step was made, and the CPU seconds by then.
 
     Attributes:
         cpu: CPU seconds of its processes so far, by kind.
@@ -298,12 +298,12 @@ def quiet(samples: Sequence[Sample]) -> list[tuple[float, float]]:
 
 
 def seconds_of(samples: Sequence[Sample]) -> list[float]:
-    """Of each step that counts."""
+    """Seconds of each step that counts."""
     return [took for took, _ in quiet(samples)]
 
 
 def cpu_of(samples: Sequence[Sample]) -> list[float]:
-    """Of all processes, in each step that counts."""
+    """CPU seconds of all processes, in each step that counts."""
     return [cpu for _, cpu in quiet(samples)]
 
 
@@ -489,7 +489,7 @@ def plain_loop(model: nn.Module, given: Iterator[Tensor], count: int) -> None:
 
 
 def batches(folder: Path, size: int) -> Iterator[Tensor]:
-    """Those that the leader of a run deals: token ids, int64 [samples, tokens]."""
+    """Yield the batches that the leader of a run deals: token ids, int64 [samples, tokens]."""
     manifest = read_manifest(folder / "data")
     ids = [
         open_slice(slice_path(folder / "data", info), manifest, info)["input_ids"].clone()
@@ -531,7 +531,7 @@ def optimizer_of(module: nn.Module) -> torch.optim.Optimizer:
 
 
 def bounds_of(model: Any, stages: int) -> tuple[int, ...]:
-    """As the leader cuts it."""
+    """Bounds of the stages, as the leader cuts the model."""
 
     def size(*modules: nn.Module) -> int:
         return sum(each.numel() * 4 for module in modules for each in module.parameters())
@@ -587,7 +587,7 @@ def show_speed(samples: Mapping[str, list[Sample]]) -> str:
 
 
 def show_parts(samples: Mapping[str, list[Sample]]) -> str:
-    """Where the CPU time of a chain goes."""
+    """Table of the CPU time of a chain, by kind of process."""
     rows = []
     for arm in speed_arms():
         if arm.kind != "chain" or not (found := samples.get(arm.name)):

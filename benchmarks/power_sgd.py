@@ -111,7 +111,7 @@ def library() -> torch.Tensor:
 
 
 def exchanged(members: list[PowerSgd], gradients: list[list[torch.Tensor]]) -> list[torch.Tensor]:
-    """What all apply; committed."""
+    """Exchange and commit a step of all members; return what all apply."""
     firsts = [torch.empty(member.first_elements) for member in members]
     for member, own, vector in zip(members, gradients, firsts, strict=True):
         member.first(own, vector)

@@ -41,7 +41,7 @@ MAX_BYTES = {"int8": 0.54, "int4": 0.30}  # of bfloat16
 
 @dataclass(frozen=True)
 class Form:
-    """How the model is held and computed.
+    """Form in which the model is held and computed.
 
     Attributes:
         method: of quantisation, or None.
@@ -55,7 +55,7 @@ class Form:
 
     @property
     def name(self) -> str:
-        """For a table."""
+        """Name for a table."""
         if self.method is None:
             return "as it is"
         return self.method if self.has_kernels else f"{self.method}, activations as they are"
@@ -114,7 +114,7 @@ class Model:
 
 @contextmanager
 def kernels(are_used: bool) -> Iterator[None]:
-    """What is loaded in here multiplies with the compiled products, or with torch's."""
+    """Have models that are loaded in here multiply with the compiled products, or with torch's."""
     before = os.environ.get(VARIABLE)
     try:
         if not are_used:
@@ -147,7 +147,7 @@ class Quality:
 
     @property
     def row(self) -> list[str]:
-        """For a table: nats a token, divergence, tokens whose likeliest next one is the same."""
+        """Cells for a table: nats a token, divergence, tokens whose likeliest next one is the same."""
         return [
             f"{self.nats / self.num_tokens:.4f}",
             f"{self.mean_divergence:.1e}",
@@ -233,7 +233,7 @@ def _sizes(sections: Sequence[Section], documents: Sequence[Sequence[int]], what
 def qualities(
     models: Mapping[Form, Model], documents: Sequence[Sequence[int]]
 ) -> Mapping[Form, Quality]:
-    """Of each form over all documents."""
+    """Qualities of each form over all documents."""
     found = {form: Quality() for form in models}
     for token_ids in documents:
         targets_T = torch.tensor(token_ids[1:])

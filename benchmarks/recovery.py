@@ -56,7 +56,7 @@ FORKSERVER = multiprocessing.get_context("forkserver")
 
 @dataclass
 class Scenario:
-    """What is killed how often, and what came of it."""
+    """Scenario: what is killed how often, and what came of it."""
 
     name: str
     dtype: str

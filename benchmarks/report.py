@@ -1,4 +1,4 @@
-"""What all benchmarks write down: machine, versions, command, and a file under `results/` by date and processor."""
+"""Reports that all benchmarks write: machine, versions, command, and a file under `results/` by date and processor."""
 
 from __future__ import annotations
 

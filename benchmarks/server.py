@@ -46,7 +46,7 @@ TIMEOUT = 300.0
 
 @dataclass
 class Timings:
-    """Of all requests of one round, in seconds."""
+    """Timings of all requests of one round, in seconds."""
 
     first: list[float] = field(default_factory=list)
     between: list[float] = field(default_factory=list)

@@ -146,7 +146,7 @@ async def _soak(way: str, address: str, server_pid: int, num_blocks: int) -> tup
 
 @asynccontextmanager
 async def _sender(way: str, host: Any, peer_id: str, num_blocks: int) -> AsyncIterator[Any]:
-    """How to send a block, and how to ask for the checksum of all."""
+    """Functions that send a block, and that ask for the checksum of all."""
     if way.startswith("Protocol"):
         protocol = Protocol(host)
 

@@ -1,4 +1,4 @@
-"""What proposed tokens gain, by the text that is written, by how far the workers are, and by how many are proposed.
+"""Gain of proposed tokens, by the text that is written, by how far the workers are, and by how many are proposed.
 
     python benchmarks/speculation.py --rounds 3         as root, for namespaces
 
@@ -59,7 +59,7 @@ PORT: Final = 4001
 
 @dataclass(frozen=True)
 class Text:
-    """What is written, and behind what.
+    """Text that is written, and the prompt before it.
 
     Attributes:
         drafted: a draft model writes ahead, which is right four times out of five.
@@ -72,7 +72,7 @@ class Text:
 
 
 def texts(num_tokens: int) -> list[Text]:
-    """Of the kinds that people have written, in tokens of the embedded model."""
+    """Texts of the kinds that people have written, in tokens of the embedded model."""
     encode = Checkpoint.open(embedded_model_path()).open_tokenizer().encode
     prose, more = topics["with"] + topics["try"], topics["while"] + topics["for"]
     source = inspect.getsource(textwrap)

@@ -60,7 +60,7 @@ LIMIT = 5.0
 
 @dataclass(frozen=True)
 class Cut:
-    """Who is where: L leads, D is its deputy, W waits to be one; digits are members on the side of the first."""
+    """Cut of the network: L leads, D is its deputy, W waits to be one; digits are members on the side of the first."""
 
     name: str
     first: str
@@ -158,7 +158,7 @@ class Fleet:
         return sitting
 
     def leader(self) -> str:
-        """Who leads: in the greatest term of any journal."""
+        """Name of the leader in the greatest term of any journal."""
         found = [self.sitting(name) for name in LEADERS]
         return self.peers[max(found, key=lambda each: each.term).leader]
 

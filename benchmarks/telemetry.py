@@ -80,7 +80,7 @@ def show_calls() -> None:
 
 @contextmanager
 def without_hooks() -> Iterator[None]:
-    """As if nobody had ever wanted to know: nothing is counted, nothing looks for a trace."""
+    """Take the hooks out: nothing is counted, nothing looks for a trace."""
     no_spans = generation_spans.GenerationSpans()
     call = ComputeStatistics().called(is_decoded=True, num_rows=1, num_tokens=1, seconds=0.0)
     targets: list[tuple[object, str, object]] = [
@@ -113,7 +113,7 @@ def _worker_steps() -> object:
 
 
 async def seconds_per_token(coordinator: Coordinator, num_tokens: int) -> float:
-    """Of the CPU, by one generation after its first token."""
+    """CPU seconds of a token, by one generation after its first token."""
     times = []
     async for _ in coordinator.generate([5, 6, 7], max_tokens=num_tokens):
         times.append(time.process_time())
@@ -127,7 +127,7 @@ async def compare(
     num_rounds: int,
     num_tokens: int,
 ) -> None:
-    """How much longer a token takes as things are than under each of `others`."""
+    """Print how much longer a token takes as things are than under each of `others`."""
     ratios: dict[str, list[float]] = {name: [] for name in others}
     own = []
     for number in range(num_rounds + 1):
@@ -171,7 +171,7 @@ async def run(num_rounds: int, num_tokens: int) -> None:
 
 
 def _configure_sdk() -> None:
-    """As --otlp-endpoint does it, with an exporter that drops what it gets."""
+    """Configure the SDK as --otlp-endpoint does it, with an exporter that drops what it gets."""
     from opentelemetry import trace
     from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult

@@ -117,7 +117,7 @@ WAYS = {
 
 @dataclass(frozen=True)
 class Result:
-    """What came of a run.
+    """Outcome of a run.
 
     Attributes:
         loss: held-out, as the run says, in nats a token.
@@ -248,7 +248,7 @@ def prepare(text: Path, data: Path) -> None:
 
 
 def status(port: int) -> dict[str, Any]:
-    """What a run says of itself; nothing while it says nothing."""
+    """Status that a run tells of itself; empty while it tells nothing."""
     try:
         url = f"http://127.0.0.1:{port}/v1/training/status"
         with urllib.request.urlopen(url, timeout=10) as answer:
@@ -259,7 +259,7 @@ def status(port: int) -> dict[str, Any]:
 
 
 def count_differing(model: torch.nn.Module, place: Path) -> int:
-    """How many elements of a model have other bits than those that a run has ended with."""
+    """Count the elements of a model that have other bits than those that a run has ended with."""
     [file] = (place / "run/checkpoints/latest").glob("*.safetensors")
     ended = load_file(file)
     weights = dict(model.named_parameters())
@@ -286,7 +286,7 @@ def apart_of(results: Sequence[Result]) -> str:
 
 
 def bits_of(results: Sequence[Result]) -> str:
-    """How many elements of the weights one process has others of, in each seed."""
+    """Number of elements of the weights that are others in one process, for each seed."""
     counts = [each.num_differing for each in results if each.num_differing is not None]
     return ", ".join(map(str, counts)) or "-"
 

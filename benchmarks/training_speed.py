@@ -72,7 +72,7 @@ CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
 
 
 Samples = dict[str, list[dict[str, float]]]
-"""What was measured of each thing, once for each repeat."""
+"""Measurements of each thing, one for each repeat."""
 
 
 def main() -> None:
@@ -157,7 +157,7 @@ def tree_of(root: int) -> dict[int, float]:
 
 @dataclass(frozen=True)
 class Moment:
-    """When a round was decided, and what was used and taken by then.
+    """Moment at which a round was decided, and what was used and taken by then.
 
     Attributes:
         samples: that were used since the run began.
@@ -493,7 +493,7 @@ async def measure(
     seconds: float = 0.0,
     projected: str = "true",
 ) -> dict[str, float]:
-    """How fast a run of members with quotas is, over whole rounds after the first."""
+    """Measure the speed of a run of members with quotas, over whole rounds after the first ones."""
     file = write_run_file(
         folder,
         f"[eval]\nevery = 0\n[outer]\nprojected = {projected}\n[members]\nmin = {len(members)}\n",

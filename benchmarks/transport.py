@@ -242,7 +242,7 @@ def _pacing() -> str:
 
 
 def _ratios(figures: dict[str, dict[str, float]]) -> str:
-    """What the issue asks for, each with its target."""
+    """Ratios that were asked for, each with its target."""
     rate, ours = f"rate {MIB}", figures[OURS]
     lines = []
     for name, target in (

@@ -102,7 +102,7 @@ class Client(ABC):
 
 
 class StreamClient(Client):
-    """For rows with streams of bytes: `open` is all that they add, and `connect`."""
+    """Client for rows with streams of bytes: `open` is all that they add, and `connect`."""
 
     @abstractmethod
     async def open(self) -> Duplex: ...

@@ -418,7 +418,7 @@ def write_found(options: argparse.Namespace, rows: Sequence[Sequence[str]]) -> N
 
 @dataclass
 class Trials:
-    """What came of the trials of one kind.
+    """Outcome of the trials of one kind.
 
     Attributes:
         counts: of each: sessions that were drawn until the worker was named or suspected; and after that.
