@@ -1,4 +1,4 @@
-"""From logits to one token: greedy, or drawn after temperature, top-k, top-p and min-p.
+"""Choice of one token from logits: greedy, or drawn after temperature, top-k, top-p and min-p.
 
 The order and the arithmetic are those of transformers' logits processors, so that the distribution is
 the one that `generate()` draws from. First of all comes the repetition penalty, which counts the prompt, too; then

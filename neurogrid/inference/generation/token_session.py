@@ -477,7 +477,7 @@ def _is_over(error: NoRouteError) -> bool:
 
 
 def _seconds_until_room(error: NoRouteError) -> float:
-    """After how long to ask a worker again that had no room for the session; 0.0 if that is not why it failed."""
+    """Seconds until a worker without room for the session is asked again; 0.0 if that is not why it failed."""
     cause = error.__cause__
     if not isinstance(cause, PeerRefusedError) or cause.code != ErrorCode.SESSION_LIMIT:
         return 0.0

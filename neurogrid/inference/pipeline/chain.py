@@ -38,7 +38,7 @@ from neurogrid.p2p.wire import ErrorCode, MessageType, TensorEnvelope, TensorMes
 __all__ = ["AskedAlone", "Chain", "Observe"]
 
 Observe: TypeAlias = Callable[[int, torch.Tensor], Callable[[torch.Tensor], None]]
-"""Is told of a step that goes out; gives what is told of its outcome."""
+"""Observer of steps: it is told of one that goes out, and gives what is told of its outcome."""
 
 # Seconds for an answer to a question that costs nothing: a worker that does not give it is taken for lost.
 PROBE_TIMEOUT = 5.0

@@ -12,7 +12,7 @@ __all__ = ["WorkerLoad", "worker_load"]
 
 @dataclass(frozen=True)
 class WorkerLoad:
-    """At one moment.
+    """Load of a worker at one moment.
 
     Attributes:
         num_coordinators: that use it.
