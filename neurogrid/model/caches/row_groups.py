@@ -14,7 +14,7 @@ __all__ = ["group_rows", "zone_of"]
 
 
 def zone_of(length: int, bounds: Sequence[int]) -> int:
-    """On which side of `bounds` the next token of a row of `length` tokens is."""
+    """Number of the zone between `bounds` in which the next token of a row of `length` tokens is."""
     return sum(length >= bound for bound in bounds)
 
 

@@ -1,4 +1,4 @@
-"""Between torch tensors and the raw little-endian bytes that travel.
+"""Conversion between torch tensors and the raw little-endian bytes that travel.
 
 The dtype names are those of the wire registry (and of safetensors). No copy is made where the tensor is
 contiguous and on the CPU, or where the bytes may be viewed as they came.

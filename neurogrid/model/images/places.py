@@ -27,11 +27,11 @@ class ImageWay(enum.Enum):
     """Way in which layers treat tokens that are an image."""
 
     AS_TEXT = enum.auto()
-    """Nothing: they need not know."""
+    """Layers treat the tokens as text: they need not know."""
     BOTH_WAYS = enum.auto()
     """A token sees all of its image, also what is behind it."""
     PLANE = enum.auto()
-    """Its tokens lie in a plane, and have positions of three parts."""
+    """The tokens lie in a plane, and have positions of three parts."""
 
 
 _WAYS: Final[Mapping[str, ImageWay]] = {

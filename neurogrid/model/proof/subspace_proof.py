@@ -157,7 +157,7 @@ class _Check:
         return tuple(writers)
 
     def _outside_of(self, writers: Sequence[Writer]) -> list[float]:
-        """With those writers projected in all layers, how far the hidden states between layers are outside."""
+        """Distances of hidden states between layers from the subspace, with those writers projected in all layers."""
         self._begin_again()
         traits = SubspaceTraits(self._embedding, tuple(writers))
         project_weights(self._subspace, traits, self._parameters, self._num_layers, num_free=0)
