@@ -110,6 +110,6 @@ def _error_numbers(error: BaseException) -> Iterator[int]:
 
 
 def _printable(text: str) -> str:
-    """On one line, whatever a stranger wrote into it."""
+    """Shorten a text to one printable line, whatever a stranger wrote into it."""
     shown = "".join(character if character.isprintable() else "?" for character in text)
     return shown if len(shown) <= MAX_CELL else f"{shown[: MAX_CELL - 1]}…"

@@ -1,4 +1,4 @@
-"""Is the peer still there, and how far away is it? Pings ask, whatever comes answers the first, pongs the second."""
+"""Pings that ask whether the peer is there, and how far away: whatever comes answers the first, pongs the second."""
 
 from __future__ import annotations
 

@@ -160,7 +160,7 @@ class MuxedStream(IMuxedStream):
         return data
 
     def set_deadline(self, ttl: int) -> None:
-        """Not offered: callers set deadlines with cancel scopes.
+        """Refuse: callers set deadlines with cancel scopes.
 
         Raises:
             NotImplementedError: always, as in py-libp2p's own Yamux.

@@ -128,7 +128,7 @@ class QuicMuxedConn(MuxedConn):
         return [Multiaddr(f"/{'ip6' if ':' in host else 'ip4'}/{host}/udp/{port}/quic-v1")]
 
     def get_connection_type(self) -> ConnectionType:
-        """Never relayed."""
+        """Type of the connection, which is never relayed."""
         return ConnectionType.DIRECT
 
     async def start(self) -> None:

@@ -21,7 +21,7 @@ Frame = tuple[bytes, int, int, int, int, int]
 
 
 class StreamSender:
-    """In place of the `sender` of qh3's stream."""
+    """Sender in place of the `sender` of qh3's stream."""
 
     __slots__ = ("_ends", "_inner", "_is_end_known", "_is_over", "_is_reset")
 

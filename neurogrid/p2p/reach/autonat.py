@@ -1,4 +1,4 @@
-"""Can others dial this host? Peers are asked to try: AutoNAT, both sides.
+"""AutoNAT, both sides: peers are asked to dial this host, so that it knows whether others can.
 
 The client names its addresses to a connected peer, and the peer dials one of them. The server dials nothing but the
 address that it sees the asker at, on a connection of its own that ends with the handshake, and only so often: an

@@ -1,4 +1,4 @@
-"""To dial from the port that we listen on: so that a NAT shows all peers, and not one alone, the same port of ours.
+"""Dials from the port that we listen on, so that a NAT shows all peers, and not one alone, the same port of ours.
 
 Listening sockets of py-libp2p share their port (SO_REUSEPORT), so a dial can be bound to it as well. It fails where
 the system remembers an old connection between the same four numbers; then any other port is used, and hole punching

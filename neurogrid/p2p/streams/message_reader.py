@@ -137,7 +137,7 @@ class MessageReader(Intake):
         raise self._too_slow()
 
     def _deadline(self) -> float:
-        """Until when the rest of the message under way may take; endless between messages."""
+        """Time until which the rest of the message under way may take; endless between messages."""
         return self._since + self._bounds.message_deadline(self._paid_bytes)
 
     def _too_slow(self) -> RemoteProtocolError:

@@ -1,4 +1,4 @@
-"""From handlers of contents, as `Protocol` takes them, to handlers of messages, as `Exchange` calls them.
+"""Handlers of messages, as `Exchange` calls them, made of handlers of contents, as `Protocol` takes them.
 
 A sync handler stays sync and a coroutine function one, since that decides where it runs.
 """

@@ -32,7 +32,7 @@ from neurogrid.p2p.wire.maps import printable_line
 __all__ = ["Credentials", "TRUST_PROTOCOL", "Verdict", "read_frame", "say_no", "write_frames"]
 
 TRUST_PROTOCOL: Final = "/neurogrid/trust/1"
-"""Under which credentials are shown and judged."""
+"""Protocol under which credentials are shown and judged."""
 
 _LENGTH_BYTES: Final = 4
 
