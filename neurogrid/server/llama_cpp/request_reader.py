@@ -1,4 +1,4 @@
-"""From the JSON of `/infill` to what is to be generated: translated into a completion, which is checked and read."""
+"""Reader of the JSON of `/infill`, which is translated into a completion; that is checked and read."""
 
 from __future__ import annotations
 

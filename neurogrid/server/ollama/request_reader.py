@@ -1,4 +1,4 @@
-"""From the JSON of Ollama's requests to what is to be generated: translated into OpenAI's, which is checked and read.
+"""Reader of the JSON of Ollama's requests, which is translated into OpenAI's; that is checked and read.
 
 Where a request and the model's makers say nothing of sampling, it is Ollama's: programs that speak its API were tuned
 with that.

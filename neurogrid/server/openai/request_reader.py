@@ -1,4 +1,4 @@
-"""From the JSON of a request to what is to be generated. Everything that can be wrong with it is found here.
+"""Reader of a request's JSON: it gives what is to be generated, and finds everything that can be wrong with it.
 
 What is wrong with a field by itself has status 400. Where each field is right, and together they cannot be, or the
 model has no such token, it is 422. Two of these are 400 all the same, as OpenAI's API answers them, whose clients look

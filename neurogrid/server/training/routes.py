@@ -298,7 +298,7 @@ def _finite(value: Json) -> Json:
 
 
 def _spread(lines: list[dict[str, float]], most: int) -> list[dict[str, float]]:
-    """At most so many lines, evenly spread, the first and the last among them."""
+    """Choose at most so many lines, evenly spread, the first and the last among them."""
     if len(lines) <= most:
         return lines
     kept = {round(index * (len(lines) - 1) / (most - 1)) for index in range(most)}

@@ -1,4 +1,4 @@
-"""From the JSON of `/v1/responses` to a chat, which is checked and read as others are.
+"""Reader of the JSON of `/v1/responses`, which is translated into a chat; that is checked and read as others are.
 
 What this API has and is not there is refused by name, in one table. Nothing is stored here: a response is the answer to
 its request, and whoever goes on from it sends what was said.
