@@ -172,7 +172,7 @@ class RoundClaims:
         self._in_force = dict.fromkeys((*self._in_force, *self._last))
 
     def keep(self, members: Collection[Member]) -> None:
-        """Only these are members from here on."""
+        """Forget all but these, which are the members from here on."""
         self._last = {each: known for each, known in self._last.items() if each in members}
         self._in_force = {each: known for each, known in self._in_force.items() if each in members}
 

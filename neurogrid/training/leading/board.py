@@ -171,7 +171,7 @@ class RunBoard(QuietProgress):
         self._held: dict[tuple[AlarmKind, int | None], int] = {}
         self._num_lines = 0
         self.on_alarm: Callable[[str], None] = lambda text: None
-        """Is told of each alarm when it begins, and did not hold for `NUM_FLAT` lines of figures."""
+        """Callback for each alarm when it begins, and did not hold for `NUM_FLAT` lines of figures."""
 
     # What it is told
 

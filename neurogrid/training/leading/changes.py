@@ -18,7 +18,7 @@ __all__ = ["WantedChanges"]
 
 
 class WantedChanges:
-    """Has a machine take in what is due, and what a file says that is not so yet.
+    """Changes that a machine is to take in: those that are due, and what a file says that is not so yet.
 
     Args:
         path: of the file, which need not be there.

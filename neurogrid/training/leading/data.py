@@ -133,7 +133,7 @@ def _tokenizer_of(run: RunFile, model: Path) -> Path | None:
 def _prepare(
     run: RunFile, sources: Sequence[Path], out: Path, model: Path, progress: LeaderProgress
 ) -> None:
-    """In a thread: make the data directory of a run."""
+    """Make the data directory of a run, in a thread."""
     from neurogrid.training.data.preparing import find, prepare
 
     told = run.data

@@ -36,7 +36,7 @@ class WeightDigests:
         return self._differs(member)
 
     def keep(self, members: Collection[Occupant]) -> None:
-        """Only these are members from here on."""
+        """Forget all but these, which are the members from here on."""
         for member in [member for member in self._told if member not in members]:
             del self._told[member]
             self._compared.pop(member, None)

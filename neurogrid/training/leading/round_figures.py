@@ -52,7 +52,7 @@ class RoundFigures:
             self._num_tokens += num_tokens - tokens_before
 
     def keep(self, members: Collection[Occupant]) -> None:
-        """Only these are members from here on."""
+        """Forget all but these, which are the members from here on."""
         self._told = {member: told for member, told in self._told.items() if member in members}
         self._norms = {member: norm for member, norm in self._norms.items() if member in members}
 

@@ -105,7 +105,7 @@ class DataNodeSettings:
 
 
 class NodeProgress(Protocol):
-    """Is told what whoever started a peer may want to see. Called between two checkpoints of trio, it never waits."""
+    """Progress of a peer, for the person who started it. Called between two checkpoints of trio, it never waits."""
 
     def listening(self, peer_id: str, addresses: Sequence[str]) -> None:
         """The peer listens: others can join from now on."""

@@ -489,7 +489,7 @@ class CheckpointEntry(Entry):
 
 @dataclass(frozen=True, slots=True)
 class ChangedEntry(Entry):
-    """From a round on the run is led as if its run file had other values.
+    """Change of a run: from a round on it is led as if its run file had other values.
 
     Attributes:
         round: the first of these, which comes next.

@@ -117,7 +117,7 @@ class Journal:
         self._failure = ""  # why it could not be written
         self._place = Place(len(found.recorded), bytes.fromhex(found.last))
         self.on_append: Callable[[Recorded], None] = lambda recorded: None
-        """Is told of each entry that is appended from now on."""
+        """Callback for each entry that is appended from now on."""
 
     @classmethod
     def open(

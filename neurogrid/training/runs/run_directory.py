@@ -52,7 +52,7 @@ class RunDirectory:
 
     @property
     def pause(self) -> Path:
-        """While this file is there, a witnessed run is paused."""
+        """File that pauses a witnessed run while it is there."""
         return self.path / "pause"
 
     def write_changes(self, text: str) -> None:

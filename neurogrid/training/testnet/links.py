@@ -71,7 +71,7 @@ class Star:
         return self._under_way[0][0] if self._under_way else None
 
     def cut(self, *sides: Collection[int]) -> None:
-        """From now on nothing gets from one of these sides to another, in either direction, until the next cut.
+        """Let nothing get from one of these sides to another, in either direction, until the next cut.
 
         Args:
             sides: peers; those that are on none are one side more. None: all reach each other again.

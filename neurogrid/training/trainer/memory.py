@@ -42,7 +42,7 @@ class Memory(ABC):
 
     @abstractmethod
     def begin(self) -> None:
-        """From here on the peak is watched."""
+        """Watch the peak from here on."""
 
     @abstractmethod
     def peak(self) -> float:

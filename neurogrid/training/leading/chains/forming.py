@@ -31,7 +31,7 @@ _SETTLING: Final = 1.0
 
 
 class Forming:
-    """Has members that are in no replica become some. Keep `run` running.
+    """Forming of replicas from members that are in none. Keep `run` running.
 
     Args:
         members: that there are.

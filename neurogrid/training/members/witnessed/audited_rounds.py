@@ -75,7 +75,7 @@ class AuditedRound:
         return next((each for each in self.told.works if each.seat == seat), None)
 
     def seat_beside(self, seat: int, about: int) -> int | None:
-        """On whose work a seat measures another one's result: its own, or that of the next one that had any."""
+        """Seat on whose work a seat measures another's result: itself, or the next that had any; None for none."""
         others = sorted(each.seat for each in self.told.works if each.seat != about)
         return next((each for each in others if each >= seat), others[0] if others else None)
 

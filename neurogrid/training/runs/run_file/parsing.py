@@ -1,4 +1,4 @@
-"""From text to a run file; what is wrong is told in one line, with its place and what is allowed."""
+"""Parser of run files; what is wrong is told in one line, with its place and what is allowed."""
 
 from __future__ import annotations
 
