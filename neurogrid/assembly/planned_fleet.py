@@ -1,4 +1,4 @@
-"""From settings to workers that are connected and a plan for them; nothing is sent yet.
+"""Fleet of connected workers and a plan for them, made from settings; nothing is sent yet.
 
 Order comes from acknowledgements: a worker's memory is known before the plan, its config acknowledged before weights go
 out, every stage ready before the first token.

@@ -185,7 +185,7 @@ class _Fetch:
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        """While no other process of ours fetches the same model."""
+        """Hold a lock within the block, so that no other process of ours fetches the same model."""
         file = cache_directory() / ".locks" / self._folder.name / "neurogrid.lock"
         file.parent.mkdir(parents=True, exist_ok=True)
         with file.open("ab") as stream:

@@ -32,7 +32,7 @@ class _Job(Generic[R]):
         self._error: BaseException | None = None
 
     def run(self) -> None:
-        """In the thread."""
+        """Make the call, in the thread, and wake the task that waits."""
         try:
             self._result = self._call()
         except BaseException as exc:  # noqa: BLE001 - raised again where the caller waits

@@ -179,7 +179,7 @@ class WorkerBlobs:
             self._cache.use(blob_id)
 
     async def _wait_for_turn(self) -> None:
-        """Until there is something to write, and the network is quiet or there is too much of it."""
+        """Wait until there is something to write, and the network is quiet or there is too much of it."""
         while not self._waiting:
             await self._changed.wait()
         while (

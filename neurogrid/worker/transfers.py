@@ -117,7 +117,7 @@ class TransferService(TransferPolicy):
     # What the library asks
 
     def authorize(self, peer_id: str) -> None:
-        """Only coordinators that are served send weights unasked."""
+        """Let only coordinators that are served send weights unasked."""
         host = self._state.protocol.host
         require_role(host, peer_id, [COORDINATOR], what="an offer that nobody asked for")
         self._state.require_tenant(peer_id)

@@ -196,7 +196,7 @@ class Screen:
 
     @contextmanager
     def reading(self, typed: Callable[[], str]) -> Iterator[None]:
-        """While somebody types: `typed` gives the prompt and what stands behind it so far."""
+        """Keep typed text on the screen within the block: `typed` gives the prompt and what stands behind it so far."""
         self._typed = typed
         try:
             yield

@@ -461,7 +461,7 @@ class Fleet(Roster):
             member.rest(math.inf)
 
     def _seconds_to_wait(self) -> float:
-        """Until a member that rests may be asked again, speeds are looked at, or a better plan is looked for."""
+        """Seconds until a resting member may be asked again, speeds are looked at, or a better plan is looked for."""
         now = trio.current_time()
         rests = (member.rests_until for member in self.members)
         times = [self._speeds.look_at, self._improve_at, self._ask_at, *rests]

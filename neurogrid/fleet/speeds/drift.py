@@ -42,7 +42,7 @@ MIN_STEPS: Final = 8 * NUM_MEANS
 NUM_LOOKS: Final = 3
 
 Steps = Sequence[tuple[int, float]]
-"""Through how many layers one token went, and the seconds that it took."""
+"""Steps of one token each: the layers that it went through, and the seconds that it took."""
 
 
 def drifts(

@@ -56,7 +56,7 @@ class SpeedWatch:
         self.trials.times.forget(peer_id)
 
     def look(self, members: Sequence[Member], size: ModelSize, nursery: trio.Nursery) -> None:
-        """If it is time: find members slower or faster than taken for, and have one that is due tried in `nursery`."""
+        """Find members slower or faster than taken for, if it is time, and have one that is due tried in `nursery`."""
         now = trio.current_time()
         if now < self.look_at:
             return
