@@ -48,7 +48,7 @@ class Round:
 
 @dataclass
 class Figures:
-    """Over all rounds: milliseconds of a request, processor milliseconds of it, the best rate."""
+    """Figures over all rounds: milliseconds of a request, processor milliseconds of it, the best rate."""
 
     alone: float
     cpu: float

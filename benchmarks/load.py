@@ -231,7 +231,7 @@ class Load:
             await trio.sleep(LOOK)
 
     def tokens_per_second(self, begin: float, end: float) -> float:
-        """Between two moments, by the looks that are next to them."""
+        """Rate of tokens between two moments, by the looks that are next to them."""
         times = [at for at, _ in self.counts]
         first = max(bisect.bisect_right(times, begin) - 1, 0)
         last = min(bisect.bisect_left(times, end), len(times) - 1)

@@ -85,7 +85,7 @@ class Watch:
 
 
 def own_bytes(pid: int) -> int:
-    """In RAM, and no other process's."""
+    """Bytes of a process that are in RAM, and no other process's."""
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
         if line.startswith("RssAnon:"):
             return int(line.split()[1]) * 1024
@@ -164,7 +164,7 @@ class Outcome:
 
 
 def by_transformers(path: Path, prompt: list[int], num_tokens: int) -> Outcome:
-    """In a process of its own, whose memory is then its."""
+    """Run transformers in a process of its own, whose memory is then its."""
     code = (
         "import sys, json, time, os, torch\n"
         "from transformers import AutoModelForCausalLM\n"

@@ -128,7 +128,7 @@ async def sessions(
 
 
 def show(taken: Memory) -> str:
-    """In MiB: all, what is in use, what is kept."""
+    """Text of the memory in MiB: all, what is in use, what is kept."""
     return " / ".join(f"{value / 2**20:.1f}" for value in (taken.own, taken.in_use, taken.free))
 
 

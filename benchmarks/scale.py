@@ -108,7 +108,7 @@ class Network:
         heapq.heappush(self._events, (when, next(self._numbers), what))
 
     def run(self, seconds: float, patience: float) -> bool:
-        """Until all that live have decided on the first round; False if they have not within either time."""
+        """Run until all that live have decided on the first round; False if they have not within either time."""
         until = time.perf_counter() + patience
         while self._events and self.now < seconds and time.perf_counter() < until:
             self.now, _, what = heapq.heappop(self._events)

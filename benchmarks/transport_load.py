@@ -40,7 +40,7 @@ class Duplex(ABC):
 
     @abstractmethod
     async def receive(self, max_bytes: int) -> Any:
-        """Between 1 and `max_bytes` bytes, or none at the end."""
+        """Receive between 1 and `max_bytes` bytes, or none at the end."""
 
     @abstractmethod
     async def close(self) -> None: ...

@@ -228,7 +228,7 @@ async def share(model: Path, addresses: list[str], cache: Path) -> tuple[int, fl
         num_sent += num_bytes
 
     def other(num_bytes: int) -> None:
-        """Not sent by the coordinator."""
+        """Ignore bytes that the coordinator has not sent."""
 
     async with open_host() as host:
         protocol = Protocol(host, role="coordinator")

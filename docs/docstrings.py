@@ -1,4 +1,4 @@
-"""From docstrings to Markdown, with links: which page describes which name, and what a name in a docstring means."""
+"""Markdown of docstrings, with links: which page describes which name, and what a name in a docstring means."""
 
 from __future__ import annotations
 

@@ -76,7 +76,7 @@ def from_below(edges: Graph) -> list[str]:
 
 
 def reduced(edges: Graph) -> Graph:
-    """Without the arrows that follow from others."""
+    """Leave out the arrows that follow from others."""
     reach: Graph = {}
     for name in from_below(edges):
         reach[name] = edges[name].union(*(reach[near] for near in edges[name]))

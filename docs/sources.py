@@ -108,7 +108,7 @@ def find(module: Module, name: str) -> Definition:
 
 
 def real(definition: Definition) -> Definition:
-    """Behind an alias of the form `Name = package.module.Name`, what it stands for."""
+    """Follow an alias of the form `Name = package.module.Name` to the definition that it stands for."""
     if isinstance(definition.node, ast.Assign):
         module, _, name = ast.unparse(definition.node.value).rpartition(".")
         return find(load(module), name)
