@@ -128,7 +128,7 @@ class Worker:
 
     @property
     def promised_bytes(self) -> int:
-        """Bytes of that memory that coordinators were promised."""
+        """Bytes of the device's memory that coordinators were promised."""
         return self._state.room.promised_bytes
 
     @property

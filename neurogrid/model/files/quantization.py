@@ -375,7 +375,7 @@ class Linears(Protocol):
         """Shapes of the weights of a decoder layer's linear layers, and of its experts, by their paths in it."""
 
     def linear_names(self, layer_id: int, shapes: Mapping[str, Sequence[int]]) -> Mapping[str, str]:
-        """Paths of such weights, by name of each of a layer's tensors that is one, or rows of one."""
+        """Paths of weights of linear layers and experts, by name of each tensor that is one, or rows of one."""
 
 
 def record_of_stored(

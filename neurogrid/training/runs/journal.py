@@ -516,7 +516,7 @@ class JournalCopy:
 
     @property
     def num_received(self) -> int:
-        """The same with what has come of a line that is not whole yet."""
+        """Bytes of whole lines, and of what has come of one that is not whole yet."""
         return self._found.num_bytes + len(self._rest)
 
     @property
