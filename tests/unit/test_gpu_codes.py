@@ -225,6 +225,16 @@ def test_what_triton_says_is_passed_on(
     assert launches.what_is_wrong(lambda: "3 is wrong") == "3 is wrong"
 
 
+def test_memory_that_runs_out_in_a_check_is_no_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launches, "_kernels", lambda: _Kernels)
+
+    def fail() -> str:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    with pytest.raises(torch.OutOfMemoryError):
+        launches.what_is_wrong(fail)
+
+
 def test_what_was_compiled_once_is_launched_again_for_the_same_dtypes_and_alignment(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -129,6 +129,24 @@ def test_a_gpu_without_the_kernel_is_told_of_once(
     int4._is_right.cache_clear()
 
 
+def test_memory_that_runs_out_in_the_check_says_nothing_of_the_kernel(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    module = SimpleNamespace(get_device_capability=lambda device: (9, 0))
+    monkeypatch.setattr(torch, "get_device_module", lambda device: module)
+    monkeypatch.setattr(int4, "_wrong_product", _find_no_memory)
+    int4._is_right.cache_clear()
+    with pytest.raises(torch.OutOfMemoryError):
+        int4._is_right(CUDA, 32)
+    monkeypatch.setattr(int4, "_wrong_product", lambda device, group: "")
+    assert int4._is_right(CUDA, 32)
+    int4._is_right.cache_clear()
+
+
+def _find_no_memory(device: torch.device, group: int) -> str:
+    raise torch.OutOfMemoryError("CUDA out of memory")
+
+
 def _refuse(device: torch.device, group: int) -> str:
     raise RuntimeError("not available for build\nException raised from ...")
 

@@ -144,6 +144,8 @@ def _is_right(device: torch.device, group: int) -> bool:
             wrong = "has no kernel for it"
         else:
             wrong = _wrong_product(device, group)
+    except torch.OutOfMemoryError:
+        raise  # it says nothing of the kernel, and is not to be remembered
     except RuntimeError as exc:
         wrong = f"refuses it ({str(exc).partition(chr(10))[0]})"
     if wrong:

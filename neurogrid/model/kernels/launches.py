@@ -35,12 +35,17 @@ def what_is_wrong(check: Callable[[], str]) -> str:
 
     Args:
         check: launches some, and says what is wrong with what they give.
+
+    Raises:
+        torch.OutOfMemoryError: the device has no memory for it at this moment, which says nothing of the kernels.
     """
     kernels = _kernels()
     if kernels is None:
         return "there is no Triton"
     try:
         return check()
+    except torch.OutOfMemoryError:
+        raise
     # What was compiled may not be loaded, as from a file system that runs nothing: that is an ImportError.
     except (RuntimeError, OSError, ImportError, SubprocessError, kernels.TritonError) as exc:
         return f"they cannot be compiled ({str(exc).strip().partition(chr(10))[0]})"
