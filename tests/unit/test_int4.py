@@ -53,6 +53,13 @@ def test_a_product_takes_any_shape_and_any_strides() -> None:
     assert torch.equal(matrix.multiply(given), rows.view(2, 3, 16))
 
 
+@pytest.mark.parametrize("shape", [(0,), (1, 0)])
+def test_of_no_rows_there_is_no_product(shape: tuple[int, ...]) -> None:
+    matrix = Int4Matrix(codes_of(48, 128, 32, with_minimums=False))
+    result = matrix.multiply(torch.empty(*shape, 128, dtype=HALF))
+    assert (result.shape, result.dtype) == ((*shape, 48), HALF)
+
+
 def test_the_bytes_that_cuda_gets_have_the_even_input_in_the_high_half() -> None:
     assert int4._halves_swapped(torch.tensor([0x21, 0xF0], dtype=torch.uint8)).tolist() == [
         0x12,

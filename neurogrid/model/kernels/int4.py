@@ -86,6 +86,8 @@ class Int4Matrix:
 
     def multiply(self, input: torch.Tensor) -> torch.Tensor:
         """[..., I] in bfloat16 -> [..., O]."""
+        if not input.numel():  # the kernel takes no grid of nothing
+            return input.new_empty(*input.shape[:-1], self._shape[0])
         input_RI = input.reshape(-1, self._num_inputs).contiguous()
         if self._make_dense is not None and len(input_RI) > _MAX_ROWS:
             return functional.linear(input, self.dense(input.dtype))
