@@ -106,9 +106,12 @@ class ModelKeeper:
                 is_open = True
                 with model.serving(coordinator), self._metrics.of(coordinator, name):
                     self._models.changed.set()
-                    await model.is_to_close.wait()
-                    await model.drain("it is being put down")
-                    model.remember(coordinator, listed(coordinator))
+                    try:
+                        await model.is_to_close.wait()
+                        await model.drain("it is being put down")
+                    finally:
+                        # Also where it ends with an error: by the name of an adapter it is asked for again.
+                        model.remember(coordinator, listed(coordinator))
         except NeuroGridError as exc:
             now = trio.current_time()
             if not is_open and _lacks_room(exc) and (self._gives_way or not is_given):

@@ -31,6 +31,7 @@ from neurogrid.server.openai.adapter_routes import adapter_routes
 from neurogrid.server.openai.routes import openai_routes
 from neurogrid.telemetry.coordinator_metrics import CoordinatorMetrics
 from tests.unit.asgi_client import Answered, ask
+from tests.unit.test_server_openai import save_embedded_adapter
 from tests.unit.told_coordinator import Told, load_embedded
 
 LIMITS = ResidencyLimits(idle_after=60.0, min_ready=10.0)
@@ -326,6 +327,41 @@ async def test_models_come_and_go(autojump_clock: MockClock) -> None:
         assert (await served.post("/v1/models", model="c")).status == 200
 
     await serve(World(), ("a", "b"), use)
+
+
+async def test_one_that_ended_with_an_error_comes_back_for_who_asks_for_its_adapter(
+    autojump_clock: MockClock, tmp_path: Path
+) -> None:
+    fails = trio.Event()
+
+    class Failing(World):
+        @asynccontextmanager
+        async def open(self, model: ServedModel) -> AsyncIterator[Any]:
+            async def fail() -> None:
+                await fails.wait()
+                raise CapacityError("its worker has no memory any more", needed=2, available=1)
+
+            async with super().open(model) as told:
+                told.adapters.add(told.adapters.read("poems", tmp_path / "poems"))
+                if fails.is_set():  # by now
+                    yield told
+                    return
+                with unwrap_errors():
+                    async with trio.open_nursery() as nursery:
+                        nursery.start_soon(fail)
+                        yield told
+
+    async def use(served: Served) -> None:
+        assert (await served.says("poems")).status == 200
+        fails.set()
+        await trio.sleep(0.1)
+        assert await served.states() == {"a": "failed", "poems": "failed"}
+        await trio.sleep(LIMITS.retry_after)
+        assert (await served.says("poems")).status == 200
+        assert served.world.opened == ["a", "a"]
+
+    save_embedded_adapter(load_embedded(), tmp_path / "poems")
+    await serve(Failing(), ("a",), use)
 
 
 async def test_one_that_cannot_be_added_leaves_the_others_alone(autojump_clock: MockClock) -> None:
