@@ -11,6 +11,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import os
+import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -63,9 +64,7 @@ class Identity:
         identity = cls.generate()
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(identity.key_pair.private_key.serialize())
+            _make(path, identity.key_pair.private_key.serialize())
         except OSError as exc:
             raise _unusable(path, exc) from exc
         return identity
@@ -91,7 +90,8 @@ class Identity:
     def _parse(cls, path: Path, data: bytes) -> Identity:
         if not 0 < len(data) <= MAX_IDENTITY_BYTES:
             raise ConfigurationError(
-                f"{path} is not an identity file: {len(data)} B is no key's size"
+                f"{path} is not an identity file, {len(data)} B is no key's size: "
+                "delete it to have a new one made, or name another"
             )
         try:
             private_key = deserialize_private_key(data)
@@ -106,6 +106,30 @@ class Identity:
     @classmethod
     def _of(cls, key_pair: KeyPair) -> Identity:
         return cls(key_pair=key_pair, peer_id=ID.from_pubkey(key_pair.public_key).to_base58())
+
+
+def _make(path: Path, data: bytes) -> None:
+    """Make a file (0600) that is not there: it is there whole, also where this process is killed meanwhile.
+
+    Raises:
+        OSError: it cannot be made, or another process has made it by now.
+    """
+    descriptor, new = tempfile.mkstemp(dir=path.parent, prefix=f"{path.name}-", suffix=".new")
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        try:
+            os.link(new, path)
+        except FileExistsError:
+            raise
+        except OSError:  # a file system without links
+            if path.exists():
+                raise
+            os.rename(new, path)
+    finally:
+        Path(new).unlink(missing_ok=True)
 
 
 def _unusable(path: Path, error: OSError) -> ConfigurationError:
