@@ -8,7 +8,13 @@ from contextlib import asynccontextmanager
 import pytest
 import trio
 
-from neurogrid.errors import LocalProtocolError, PeerRefusedError, RequestRefusedError
+from neurogrid.errors import (
+    ConfigurationError,
+    LocalProtocolError,
+    PeerRefusedError,
+    RequestRefusedError,
+    StreamBrokenError,
+)
 from neurogrid.p2p import MessageType, Protocol, TensorMessage, new_request_id
 from neurogrid.p2p.wire import DEFAULT_LIMITS, ErrorCode, Limits, encode_message
 from tests.unit.blocking_pair import DEADLINE, open_two
@@ -79,3 +85,28 @@ async def test_an_answer_that_is_too_large_is_refused_by_its_name(
             )
         assert refused.value.code == ErrorCode.LIMIT_EXCEEDED
     assert not [record for record in caplog.records if record.exc_info]
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (ConfigurationError("there is no such file"), "internal error"),
+        (StreamBrokenError("lost the connection to another"), "another peer did not do its part"),
+    ],
+)
+async def test_what_a_sync_handler_raises_leaves_the_stream_whole(
+    error: Exception, said: str
+) -> None:
+    async with protocols() as (client, server):
+
+        def fail(message: TensorMessage) -> None:
+            raise error
+
+        server.on_activation_received(fail)
+        await client.open(server.host.peer_id)
+        stream = client._streams[server.host.peer_id]
+        with pytest.raises(PeerRefusedError, match=said) as refused:
+            await client.request_activation(server.host.peer_id, 1, 0, b"?", timeout=DEADLINE)
+        assert refused.value.code == ErrorCode.COMPUTE_FAILED
+        assert client._streams[server.host.peer_id] is stream
+        assert stream.is_open

@@ -86,8 +86,10 @@ class Dispatcher:
         except RequestRefusedError as exc:
             self._log_refusal(message, exc)
             refuse(refusal(message, exc))
-        except NeuroGridError:
+        except RemoteProtocolError:
             raise
+        except (TransportError, PeerRefusedError) as exc:
+            _leave_unanswered(message, exc, refuse)
         except Exception:  # the handler is its user's: what it raises is not the connection's
             logger.exception("the handler of %s failed", name_of(message))
             refuse(_failure(message, "internal error"))
@@ -173,12 +175,8 @@ class Dispatcher:
             except RemoteProtocolError as exc:
                 on_violation(exc)
             except (TransportError, PeerRefusedError) as exc:
-                # The peer went away, or would not have our answer; or it is there, and still waits for what
-                # our handler could not get from another.
-                logger.debug("%s of %s: not answered: %s", name_of(message), message.from_peer, exc)
-                if message.request_id:
-                    refuse(_failure(message, "another peer did not do its part"))
-            except Exception:  # as in `dispatch`
+                _leave_unanswered(message, exc, refuse)
+            except Exception:  # as in `serve`
                 logger.exception("the handler of %s failed", name_of(message))
                 refuse(_failure(message, "internal error"))
 
@@ -199,6 +197,16 @@ class Dispatcher:
         level = logging.DEBUG if error.is_expected else logging.WARNING
         sender = sender_of(message)
         self._log.log(level, sender, "refused %s of %s: %s", name_of(message), sender, error)
+
+
+def _leave_unanswered(
+    message: TensorMessage, error: NeuroGridError, refuse: Callable[[TensorMessage], None]
+) -> None:
+    """The peer went away, or would not have our answer; or it is there, and still waits for what our handler could not
+    get from another."""
+    logger.debug("%s of %s: not answered: %s", name_of(message), message.from_peer, error)
+    if message.request_id:
+        refuse(_failure(message, "another peer did not do its part"))
 
 
 def _failure(message: TensorMessage, reason: str) -> TensorMessage:
