@@ -6,6 +6,7 @@ import os
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -243,3 +244,32 @@ def test_what_cannot_be_cut_is_gone_on_from_its_end_alone() -> None:
     assert index.best(tokens[:500], b"", selection) is None  # type: ignore[arg-type]
     assert index.best(tokens[:700], b"", selection) == (prefix, 600)  # type: ignore[arg-type]
     assert index.lacks(replace(prefix, tokens=prefix.tokens[:300]))
+
+
+class Watched(tuple[int, ...]):
+    """Tokens that count in which ways they are looked at: each of them, and how many at once."""
+
+    looks = elements = 0
+
+    def __getitem__(self, at: Any) -> Any:
+        found = super().__getitem__(at)
+        Watched.looks += 1
+        Watched.elements += len(found) if isinstance(at, slice) else 1
+        return found
+
+
+def test_of_many_that_begin_alike_few_are_looked_at_whole() -> None:
+    """All of an agent's turns begin alike. What looks at them runs where all others wait."""
+    shared, num_stored = list(range(8000)), 100
+    index = StoredPrefixes(shortest_cut=lambda length: 0, replays=False)
+    for number in range(num_stored):
+        index.add(StoredPrefix(Watched([*shared, number + 10_000]), (8001,), b"", STAGES))
+    Watched.looks = Watched.elements = 0
+    assert index.lacks(StoredPrefix((*shared, 9000), (8001,), b"", STAGES))
+    assert Watched.elements <= 10 * num_stored
+    Watched.looks = Watched.elements = 0
+    found = index.best([*shared, 10_007, 1], b"", Chosen())  # type: ignore[arg-type]
+    assert found is not None
+    assert found[1] == 8001
+    assert Watched.looks <= 1000  # not each token by itself
+    assert Watched.elements <= 10 * len(shared)

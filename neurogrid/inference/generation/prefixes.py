@@ -20,8 +20,10 @@ def shared_length(one: Sequence[int], other: Sequence[int]) -> int:
     """Tokens that both begin with."""
     longest = min(len(one), len(other))
     length = 0
-    # Whole blocks are compared by the interpreter, which is quick.
-    while length < longest and one[length : length + _BLOCK] == other[length : length + _BLOCK]:
+    # Whole blocks are compared by the interpreter, which is quick; to it a list is no tuple, whatever is in them.
+    while length < longest and (
+        list(one[length : length + _BLOCK]) == list(other[length : length + _BLOCK])
+    ):
         length += _BLOCK
     length = min(length, longest)
     while length < longest and one[length] == other[length]:

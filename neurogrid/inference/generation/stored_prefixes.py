@@ -79,12 +79,17 @@ class StoredPrefixes:
     def lacks(self, prefix: StoredPrefix) -> bool:
         """Whether it is worth writing: long enough, and nothing there that begins with it."""
         length = len(prefix.tokens)
-        return length >= MIN_STORED and not any(
-            each.adapter == prefix.adapter
-            and each.stages == prefix.stages
-            and each.tokens[:length] == prefix.tokens
-            and self._shortest_cut(len(each.tokens)) <= length
-            for each in self._stored
+        return (
+            length >= MIN_STORED
+            and not any(
+                each.adapter == prefix.adapter
+                and each.stages == prefix.stages
+                # The last one tells most of those apart that begin alike, and all of them is a copy.
+                and each.tokens[length - 1 : length] == prefix.tokens[-1:]
+                and each.tokens[:length] == prefix.tokens
+                and self._shortest_cut(len(each.tokens)) <= length
+                for each in self._stored
+            )
         )
 
     def add(self, prefix: StoredPrefix) -> None:
@@ -105,6 +110,10 @@ class StoredPrefixes:
         best: tuple[StoredPrefix, int] | None = None
         for prefix in self._stored:
             if prefix.adapter != adapter or prefix.stages != stages:
+                continue
+            # Where it has another token than one that is better has to have, the rest is not looked at.
+            least = best[1] if best is not None else MIN_STORED - 1
+            if list(prefix.tokens[least : least + 1]) != list(token_ids[least : least + 1]):
                 continue
             num_tokens = reusable(
                 prefix.tokens,
