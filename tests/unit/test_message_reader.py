@@ -8,7 +8,10 @@ from typing import Any
 
 import pytest
 
-from neurogrid.server.openai.answer_writer import Piece
+from neurogrid.inference.generation.sampling import GeneratedToken
+from neurogrid.model.embedded import embedded_model_path
+from neurogrid.model.files.tokenizer import Tokenizer
+from neurogrid.server.openai.answer_writer import AnswerWriter, Piece
 from neurogrid.server.openai.tools.call_formats import (
     _FORMATS,
     CallFormat,
@@ -29,6 +32,7 @@ TOOLS: dict[str, Any] = {
 }
 ARGUMENTS = {"city": 'A "}" {<tool_call>\\ü', "days": 3}
 THINKING = Thinking("<think>", "</think>")
+TOKENIZER = Tokenizer.open(embedded_model_path())
 
 
 def form_of(name: str, **more: Any) -> MessageForm:
@@ -233,3 +237,54 @@ def test_a_value_that_no_answer_could_tell_is_text(value: str) -> None:
     text = f"<tool_call>\n<function=weather>\n<parameter=days>\n{value}\n</parameter>\n</function>"
     ((name, arguments),) = read(form_of("qwen3_coder"), text)[2]
     assert (name, json.loads(arguments)) == ("weather", {"days": value})
+
+
+def read_until(
+    form: MessageForm, text: str, stop: tuple[str, ...]
+) -> tuple[str, str, list[str], str | None]:
+    """Text, thoughts, arguments of calls and finish reason of what a model writes, with stop strings."""
+    reader = MessageReader(form)
+    writer = AnswerWriter(TOKENIZER, [0], stop, ends_content=reader.is_in_content)
+    content, thoughts, calls = "", "", [""] * 4
+    for token in [
+        *map(GeneratedToken, TOKENIZER.encode(text)[1:]),
+        GeneratedToken(1, None, "stop"),
+    ]:
+        told = reader.push(writer.push(token))
+        content, thoughts = content + told.text, thoughts + told.reasoning
+        for call in told.calls:
+            calls[call.index] += call.arguments
+        if told.finish_reason is not None:
+            return content, thoughts, [call for call in calls if call], told.finish_reason
+    raise AssertionError("the last has a finish reason")
+
+
+@pytest.mark.parametrize("known", _FORMATS, ids=lambda known: known.name)
+def test_a_stop_string_in_a_call_leaves_it_whole(known: CallFormat) -> None:
+    calls = [("weather", ARGUMENTS)]
+    if known.separator is not None:
+        calls.append(("time", {}))
+    stop = ("\n", " ", "}", "day", '"')
+    content, _, told, reason = read_until(form_of(known.name), written(known, *calls), stop)
+    assert (content, reason) == ("", "tool_calls")
+    assert [json.loads(arguments) for arguments in told] == [arguments for _, arguments in calls]
+
+
+def test_a_stop_string_counts_before_a_call_and_after_it() -> None:
+    known = form_of("hermes").call_format
+    assert known is not None
+    text = "Let me look." + written(known, ("time", {})) + "\n\nIt is late. So"
+    form = form_of("hermes")
+    assert read_until(form, text, ("me l",)) == ("Let ", "", [], "stop")
+    told = ("Let me look.It is", "", ["{}"], "tool_calls")
+    assert read_until(form, text, (" late",)) == told
+
+
+@pytest.mark.parametrize("is_open", [False, True])
+def test_a_stop_string_in_a_thought_leaves_the_answer(is_open: bool) -> None:
+    thinking = Thinking("<think>", "</think>", is_open=is_open)
+    begin = "" if is_open else "<think>"
+    text = f"{begin}\nOne. Two.\n</think>\n\nThree. Four.\nFive."
+    form = MessageForm(thinking=thinking)
+    for stop, content in (("\n", "Three. Four."), (". ", "Three"), ("<", "Three. Four.\nFive.")):
+        assert read_until(form, text, (stop,)) == (content, "One. Two.", [], "stop")

@@ -75,6 +75,16 @@ def test_thoughts_text_and_calls_stand_apart(model: LoadedModel) -> None:
     assert len({call["id"] for call in told["tool_calls"]}) == 2
 
 
+@pytest.mark.parametrize("stop", ["m.", '"a"', "}}"])
+def test_a_stop_string_leaves_thoughts_and_calls_whole(model: LoadedModel, stop: str) -> None:
+    choice = chat(model, tools=[TOOL], stop=[stop]).json["choices"][0]
+    told = choice["message"]
+    calls = [json.loads(call["function"]["arguments"]) for call in told["tool_calls"]]
+    assert (told["content"], told["reasoning_content"], calls) == ("Look:", "Hm.", [{"a": 1}, {}])
+    assert choice["finish_reason"] == "tool_calls"
+    assert chat(model, tools=[TOOL], stop=["k"]).json["choices"][0]["message"]["content"] == "Loo"
+
+
 def test_a_stream_is_the_same_in_deltas(model: LoadedModel) -> None:
     events = chat(model, tools=[TOOL], stream=True).events[:-1]
     content, thoughts, calls = "", "", []

@@ -226,14 +226,15 @@ class Answer:
         tokenizer, form = self._coordinator.model.tokenizer, self._request.form
         marks = form.marks if form is not None else ()
         ids = ((tokenizer.special_id(mark), mark) for mark in marks)
+        message_reader = MessageReader(form) if form is not None else None
         writer = AnswerWriter(
             tokenizer,
             choice.prompt,
             stop=self._request.stop,
             min_tokens=choice.sampling.min_tokens,
             kept={token_id: mark for token_id, mark in ids if token_id is not None},
+            ends_content=message_reader.is_in_content if message_reader is not None else None,
         )
-        message_reader = MessageReader(form) if form is not None else None
         echo, num_logprobs = choice.echo, self._request.num_logprobs
         reader: PromptLogprobs | None = None
         if choice.tells_prompt:

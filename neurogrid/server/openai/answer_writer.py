@@ -7,7 +7,7 @@ could be the beginning of one is held back until it is known. No I/O.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -95,6 +95,8 @@ class AnswerWriter:
         stop: strings before which the text ends; none is empty.
         min_tokens: a stop string that is there whole after so many tokens, or before, is text like other text.
         kept: special tokens that are text all the same, by what they are written as.
+        ends_content: whether a stop string counts behind so much of the text that was not given out; None where each
+            does.
 
     Attributes:
         num_tokens: that were taken, an end-of-sequence token included.
@@ -108,12 +110,14 @@ class AnswerWriter:
         *,
         min_tokens: int = 0,
         kept: Mapping[int, str] | None = None,
+        ends_content: Callable[[str], bool] | None = None,
     ) -> None:
         self.num_tokens = 0
         self._tokenizer = tokenizer
         self._stop = tuple(stop)
         self._min_tokens = min_tokens
-        self._num_unstopped = 0  # characters that were decoded when there were so many tokens
+        self._ends_content = ends_content
+        self._num_unstopped = 0  # characters in which no stop string counts that ends there
         self._text = tokenizer.stream(kept)
         self._recent = list(prompt[-CONTEXT_TOKENS:])
         self._length = 0  # characters that were decoded
@@ -149,11 +153,22 @@ class AnswerWriter:
         return Piece(given, self._take(self._length - num_held), token.finish_reason)
 
     def _first_stop(self) -> int | None:
-        # Of what is held, those that end later.
-        first_end = self._num_unstopped - (self._length - len(self._held)) + 1
-        starts = ((stop, max(first_end - len(stop), 0)) for stop in self._stop)
-        found = [at for stop, start in starts if (at := self._held.find(stop, start)) >= 0]
-        return min(found, default=None)
+        num_given = self._length - len(self._held)
+        while True:
+            # Of what is held, those that end later.
+            first_end = self._num_unstopped - num_given + 1
+            starts = ((stop, max(first_end - len(stop), 0)) for stop in self._stop)
+            found = [
+                (at, at + len(stop))
+                for stop, start in starts
+                if (at := self._held.find(stop, start)) >= 0
+            ]
+            if not found:
+                return None
+            at, end = min(found)
+            if self._ends_content is None or self._ends_content(self._held[:at]):
+                return at
+            self._num_unstopped = num_given + end
 
     def _take(self, end: int) -> tuple[WrittenToken, ...]:
         """The tokens whose text ends at `end` or before."""

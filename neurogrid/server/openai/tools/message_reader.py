@@ -6,6 +6,7 @@ like other text. An answer that is not streamed is read in the same way, so that
 
 from __future__ import annotations
 
+import copy
 import enum
 import json
 import re
@@ -134,6 +135,14 @@ class MessageReader:
             calls=tuple(self._calls),
             finish_reason=reason,
         )
+
+    def is_in_content(self, more: str) -> bool:
+        """Whether what comes behind so much more text is text of the answer: no thought, and no part of a call."""
+        # What a request says does not change, and may be large.
+        kept = {id(each): each for each in (self._form, self._format)}
+        trial = copy.deepcopy(self, kept)
+        trial.push(Piece(more))
+        return trial._at in (_At.TEXT, _At.PLAIN) and not trial._strips
 
     # -------------------------------------------------------------- steps: whether there is more to do
 
