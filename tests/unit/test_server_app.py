@@ -6,6 +6,8 @@ from functools import partial
 from typing import Any
 
 import pytest
+import trio
+import trio.testing
 from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Route
@@ -14,6 +16,7 @@ from neurogrid.inference.board.status_board import StatusBoard
 from neurogrid.server.app import make_app
 from neurogrid.server.backend import Backend
 from neurogrid.server.health import health_routes
+from neurogrid.server.http import body
 from neurogrid.server.http.body import MAX_BODY_BYTES, read_json
 from neurogrid.server.http.guard import KEEP_PLACE, Access
 from tests.unit.asgi_client import Answered, ask, run
@@ -213,6 +216,44 @@ def test_a_body_is_bounded_and_read_to_its_end_all_the_same() -> None:
         answered = asked("POST", "/say", parts=parts, headers=headers)
         assert (answered.status, answered.error["code"]) == (413, "request_too_large")
         assert answered.is_finished
+
+
+async def test_bodies_are_bounded_together_but_for_small_ones(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(body, "MAX_BODIES_BYTES", 1024 * 1024)
+    goes_on = trio.Event()
+
+    async def hold(request: Request) -> JSONResponse:
+        read = await read_json(request)
+        await goes_on.wait()
+        return JSONResponse(len(str(read["a"])))
+
+    app = make_app([Route("/hold", hold, methods=["POST"]), *ROUTES])
+
+    async def sent(path: str, num_bytes: int) -> Answered:
+        parts = [b'{"a": "', *[b"x" * 10_000] * (num_bytes // 10_000), b'"}']
+        return await ask(app, "POST", path, parts=parts, headers=[JSON])
+
+    async def hold_one() -> None:
+        assert (await sent("/hold", 600_000)).json == 600_000
+
+    with trio.fail_after(10.0):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(hold_one)
+            await trio.testing.wait_all_tasks_blocked(0.2)
+            for _ in range(2):  # what was refused has no part in it
+                refused = await sent("/say", 500_000)
+                assert (refused.status, refused.error["code"]) == (503, "bodies_too_large")
+                assert refused.headers["retry-after"] == "5"
+                assert refused.is_finished
+            assert (await sent("/say", 400_000)).status == 200
+            assert (await sent("/say", 400_000)).status == 200
+            monkeypatch.setattr(body, "MAX_BODIES_BYTES", 600_000)
+            assert (await sent("/say", 60_000)).status == 200
+            monkeypatch.undo()
+            goes_on.set()
+        assert (await sent("/say", 600_000)).status == 200
 
 
 def test_errors_have_one_shape() -> None:

@@ -1,4 +1,4 @@
-"""Request bodies: bounded in size and time, and read to their end even where nobody wants them.
+"""Request bodies: bounded in size and time, each and all together, and read to their end even where nobody wants them.
 
 An answer that is sent before the request was read makes the connection end with a reset, which may overtake the
 answer; and Hypercorn's queue of what was received stays full with nobody left to empty it.
@@ -21,6 +21,12 @@ __all__ = ["MAX_BODY_BYTES", "WholeBodies", "read_json"]
 # A prompt of a million token ids, written out.
 MAX_BODY_BYTES = 8 * 1024 * 1024
 BODY_TIMEOUT = 60.0  # seconds
+# Of all requests together, until each is answered: what is read of a body lives as long. Ten of the largest.
+MAX_BODIES_BYTES = 512 * 1024 * 1024
+# Up to it a body is none of those: whoever sends little text is answered, whatever others send.
+SMALL_BODY_BYTES = 64 * 1024
+# What a client is told to wait where there are too many of them. Seconds.
+BODIES_RETRY_AFTER = 5.0
 # What is read of a body that is not wanted, so that the client comes to read the answer.
 MAX_UNWANTED_BYTES = 64 * 1024 * 1024
 UNWANTED_TIMEOUT = 5.0  # seconds
@@ -80,16 +86,20 @@ def _refuse_constant(name: str) -> NoReturn:
 
 
 class WholeBodies:
-    """ASGI middleware: an answer ends only after the request did, or after some seconds."""
+    """ASGI middleware: an answer ends only after the request did, or after some seconds; and bodies are not too many.
+
+    A body for which there is no room raises `APIError` (503) where it is read.
+    """
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
+        self._room = _Room()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        reader = _Reader(receive)
+        reader = _Reader(receive, self._room)
 
         async def send_after_body(message: Message) -> None:
             is_last = message["type"] == "http.response.body" and not message.get("more_body")
@@ -111,15 +121,55 @@ class WholeBodies:
                 nursery.start_soon(reader.skip, None)
                 await send({"type": "http.response.body", "body": b"", "more_body": False})
 
-        await self._app(scope, reader.receive, send_after_body)
+        try:
+            await self._app(scope, reader.receive, send_after_body)
+        finally:
+            reader.leave()
+
+
+class _Room:
+    """Memory that the bodies of all requests take together."""
+
+    def __init__(self) -> None:
+        self._num_bytes = 0
+
+    def take(self, num_bytes: int) -> None:
+        """Take so much more; raises 503 where there is not as much."""
+        if self._num_bytes + num_bytes > MAX_BODIES_BYTES:
+            raise APIError(
+                503,
+                f"the bodies of all requests together are longer than {MAX_BODIES_BYTES:,} B: try again later",
+                code="bodies_too_large",
+                retry_after=BODIES_RETRY_AFTER,
+            )
+        self._num_bytes += num_bytes
+
+    def give_back(self, num_bytes: int) -> None:
+        """Give back what was taken."""
+        self._num_bytes -= num_bytes
 
 
 class _Reader:
-    def __init__(self, receive: Receive) -> None:
+    def __init__(self, receive: Receive, room: _Room) -> None:
         self._receive = receive
+        self._room = room
+        self._num_bytes = 0
+        self._num_taken = 0
         self.is_at_end = False
 
     async def receive(self) -> Message:
+        message = await self._next()
+        self._num_bytes += len(message.get("body", b""))
+        if self._num_bytes > max(SMALL_BODY_BYTES, self._num_taken):
+            self._room.take(self._num_bytes - self._num_taken)
+            self._num_taken = self._num_bytes
+        return message
+
+    def leave(self) -> None:
+        """The request is over."""
+        self._room.give_back(self._num_taken)
+
+    async def _next(self) -> Message:
         message = await self._receive()
         if message["type"] == "http.disconnect" or not message.get("more_body"):
             self.is_at_end = True
@@ -128,4 +178,4 @@ class _Reader:
     async def skip(self, max_bytes: int | None) -> None:
         num_bytes = 0
         while not self.is_at_end and (max_bytes is None or num_bytes < max_bytes):
-            num_bytes += len((await self.receive()).get("body", b""))
+            num_bytes += len((await self._next()).get("body", b""))
