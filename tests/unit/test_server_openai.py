@@ -29,6 +29,7 @@ from neurogrid.server.app import make_app
 from neurogrid.server.backend import Backend
 from neurogrid.server.http.guard import Access
 from neurogrid.server.openai.adapter_routes import adapter_routes
+from neurogrid.server.openai.answer import READ_TIMEOUT
 from neurogrid.server.openai.answer_shapes import ChatShape
 from neurogrid.server.openai.answer_writer import Piece
 from neurogrid.server.openai.paths import OPENAI_PATHS
@@ -96,6 +97,28 @@ def test_the_deadline_ends_an_answer(model: LoadedModel, stream: bool, num_befor
     else:
         assert (answered.status, answered.error["code"]) == (504, "timeout")
     assert coordinator.num_open == 0
+
+
+async def test_a_client_that_reads_slowly_is_left_some_time_after_the_deadline(
+    model: LoadedModel, autojump_clock: MockClock
+) -> None:
+    """Whoever puts the model down waits for the end of all requests."""
+    coordinator = Told(model, text=" and" * 100)
+    with served(coordinator, request_timeout=100.0) as post:
+
+        async def read_slowly(scope: Any, receive: Any, send: Any) -> None:
+            async def send_slowly(event: Any) -> None:
+                await trio.sleep(50.0)  # for each, which is in time
+                await send(event)
+
+            await post.args[0](scope, receive, send_slowly)
+
+        body = {"prompt": "A", "stream": True, "max_tokens": 100}
+        answered = await ask(read_slowly, "POST", "/v1/completions", json_body=body)
+    assert trio.current_time() == pytest.approx(100.0 + READ_TIMEOUT)
+    assert answered.parts
+    assert not answered.is_finished
+    assert not coordinator.num_open
 
 
 @pytest.mark.parametrize("stream", [False, True])

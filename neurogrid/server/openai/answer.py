@@ -2,7 +2,8 @@
 
 Four things end it early, and each of them closes its sessions on all workers at once: the client goes away, the
 deadline passes, one of its answers fails, or the server ends. What was generated goes to the client through a bounded
-channel, so that a client that reads slowly holds up no other.
+channel, so that a client that reads slowly holds up no other; some time after the deadline it is left, wherever it
+is.
 """
 
 from __future__ import annotations
@@ -53,6 +54,8 @@ logger = logging.getLogger(__name__)
 
 # Pieces that wait for the client to read those before.
 MAX_WAITING_PIECES = 64
+# Seconds after the deadline in which a client has to take what is left of its answer.
+READ_TIMEOUT = 60.0
 # What a client is told to wait: for a place in the queue, and for workers. Seconds.
 QUEUE_RETRY_AFTER = 1.0
 ROUTE_RETRY_AFTER = 5.0
@@ -190,9 +193,10 @@ class Answer:
                     error = exc
                 nursery.cancel_scope.cancel()
 
-        await while_connected(receive, answer)
-        if error is not None:
-            await error.response(scope["path"])(scope, receive, send)
+        with trio.move_on_at(self._deadline + READ_TIMEOUT):
+            await while_connected(receive, answer)
+            if error is not None:
+                await error.response(scope["path"])(scope, receive, send)
 
     async def _generate(self) -> None:
         """Fill the channel, and close it; the last thing in it may be an error.
