@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from stage_families import held_model
 
 from neurogrid.errors import RequestRefusedError
+from neurogrid.inference.sessions import passes
 from neurogrid.inference.sessions.passes import forward, run_steps
 from neurogrid.inference.sessions.steps import (
     BATCH_TIMEOUT,
@@ -305,6 +306,30 @@ def test_the_row_at_fault_fails_alone(llama: HeldModel) -> None:
     assert isinstance(got[1], RequestRefusedError)
     assert isinstance(got[2], torch.Tensor)
     assert [step.cache.length for step in steps] == [4, 9, 6]
+
+
+def test_results_for_which_there_is_no_memory_together_come_one_by_one(
+    llama: HeldModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are computed, and in the caches: nothing could compute them again."""
+
+    class FullDevice:
+        """torch, to those that would join what is on the device."""
+
+        def cat(self, tensors: Sequence[torch.Tensor], **more: Any) -> torch.Tensor:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(torch, name)
+
+    steps = [_step(llama, 1, position) for position in (3, 9, 5)]
+    expected = run_steps([_step(llama, 1, position) for position in (3, 9, 5)], chunk=None)
+    monkeypatch.setattr(passes, "torch", FullDevice())
+    for mine, its in zip(run_steps(steps, chunk=None), expected, strict=True):
+        assert isinstance(mine, torch.Tensor)
+        assert isinstance(its, torch.Tensor)
+        assert torch.equal(mine, its)
+    assert [step.cache.length for step in steps] == [4, 10, 6]
 
 
 def test_a_long_prompt_does_not_stall_those_that_decode(llama: HeldModel) -> None:

@@ -160,10 +160,8 @@ def forward_rows(
                 together = model.stage.forward_rows(
                     [rows[i] for i in group], start=start, stop=stop
                 )
-                # One copy from the device for all of them.
-                result_R1D = torch.cat(together).cpu()
-                for row, i in enumerate(group):
-                    results[i] = result_R1D[row : row + 1]
+                for i, result in zip(group, _on_cpu(together), strict=True):
+                    results[i] = result
                 continue
             except (ModelError, RuntimeError, ValueError, MemoryError) as exc:
                 logger.warning(
@@ -186,6 +184,17 @@ def forward_rows(
             except RequestRefusedError as exc:
                 results[i] = exc
     return results
+
+
+def _on_cpu(rows: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+    """[1, 1, D] of each row, on the CPU: by one copy for all of them, as long as the device has memory for that.
+
+    The caches have these tokens by now: they cannot be computed again.
+    """
+    try:
+        return torch.cat(list(rows)).cpu().split(1)
+    except (torch.OutOfMemoryError, MemoryError):
+        return [row.cpu() for row in rows]
 
 
 def _first_line(exc: BaseException) -> str:
