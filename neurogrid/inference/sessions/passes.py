@@ -192,7 +192,7 @@ def _on_cpu(rows: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
     The caches have these tokens by now: they cannot be computed again.
     """
     try:
-        return torch.cat(list(rows)).cpu().split(1)
+        return torch.cat(list(rows)).cpu().chunk(len(rows))
     except (torch.OutOfMemoryError, MemoryError):
         return [row.cpu() for row in rows]
 
