@@ -96,6 +96,11 @@ class OfferedFiles:
         if blob_id is not None and blob_id not in self._ids.values():
             del self._sources[blob_id]
 
+    def withdraw_all(self) -> None:
+        """Give none of the files any more. What is given keeps its room on the disk, also where it was removed."""
+        for path in list(self._ids):
+            self.withdraw(path)
+
     async def provide(self, peer_id: str, blob_id: bytes) -> BlobSource | None:
         """See `TransferPolicy.provide`."""
         return self._sources.get(blob_id)

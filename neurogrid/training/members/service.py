@@ -224,6 +224,8 @@ class MemberService:
 
     async def _take_part(self, leader: str, start: Start) -> None:
         part: Part | None = None
+        # Of the part before: until now its leader may have fetched them for a checkpoint.
+        self._blobs.offered.withdraw_all()
         with trio.CancelScope() as self._scope, unwrap_errors():
             async with trio.open_nursery() as nursery:
                 try:

@@ -10,13 +10,14 @@ from pathlib import Path
 import pytest
 import trio
 
-from neurogrid.errors import PeerRefusedError
+from neurogrid.errors import CheckpointError, PeerRefusedError
 from neurogrid.p2p import TensorMessage, new_request_id
 from neurogrid.p2p.exchange.exchange import Exchange
 from neurogrid.p2p.memory import open_memory_network
 from neurogrid.p2p.wire import MessageCode
 from neurogrid.renewed_event import RenewedEvent
 from neurogrid.training.members import chain_part
+from neurogrid.training.members.chain_part import ChainPart
 from neurogrid.training.members.service import MemberService
 from neurogrid.training.members.settings import MemberSettings
 from neurogrid.training.stages.stage_process import StageProcess
@@ -121,6 +122,30 @@ async def test_a_stage_whose_process_ends_at_once_is_told(
     async with leader_of_a_worker(tmp_path) as leader:
         for _ in range(2):
             assert await failing(leader) == "the stage's process ended with status 1"
+
+
+async def test_files_of_one_part_are_given_until_the_next_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The leader may fetch them for its last checkpoint; and what is given keeps its room on the disk for good."""
+    given: list[bytes] = []
+    found: list[bool] = []
+
+    async def run(part: ChainPart) -> None:
+        offered = part._blobs.offered
+        found.append(any([await offered.provide("leader", each) is not None for each in given]))
+        path = tmp_path / f"state-{len(given)}"
+        path.write_bytes(bytes([len(given)]) * 9)
+        given.append(await offered.offer(path))
+        path.unlink()
+        found.append(await offered.provide("leader", given[-1]) is not None)
+        raise CheckpointError("no more")
+
+    monkeypatch.setattr(ChainPart, "_run", run)
+    async with leader_of_a_worker(tmp_path / "worker") as leader:
+        for _ in range(3):
+            assert await failing(leader) == "no more"
+    assert found == [False, True] * 3
 
 
 @pytest.mark.parametrize("where", ["directory", "process"])
