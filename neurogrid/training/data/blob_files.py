@@ -6,7 +6,7 @@ import logging
 import mmap
 import os
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -54,6 +54,9 @@ class OfferedFiles:
     def __init__(self) -> None:
         self._sources: dict[bytes, BytesSource] = {}
         self._ids: dict[Path, bytes] = {}
+        # When each was asked for last, in the order of all.
+        self._asked: dict[bytes, int] = {}
+        self._num_asked = 0
 
     async def offer(self, path: Path) -> bytes:
         """Give a file from now on, which must not change meanwhile; its blob id."""
@@ -95,6 +98,7 @@ class OfferedFiles:
         blob_id = self._ids.pop(path, None)
         if blob_id is not None and blob_id not in self._ids.values():
             del self._sources[blob_id]
+            self._asked.pop(blob_id, None)
 
     def withdraw_all(self) -> None:
         """Give none of the files any more. What is given keeps its room on the disk, also where it was removed."""
@@ -103,7 +107,15 @@ class OfferedFiles:
 
     async def provide(self, peer_id: str, blob_id: bytes) -> BlobSource | None:
         """See `TransferPolicy.provide`."""
-        return self._sources.get(blob_id)
+        source = self._sources.get(blob_id)
+        if source is not None:
+            self._num_asked += 1
+            self._asked[blob_id] = self._num_asked
+        return source
+
+    def asked(self, blob_ids: Iterable[bytes]) -> int:
+        """When one of these was asked for last, in the order of all; 0 for never."""
+        return max((self._asked.get(each, 0) for each in blob_ids), default=0)
 
 
 def _read(path: Path) -> tuple[BytesSource, bytes]:

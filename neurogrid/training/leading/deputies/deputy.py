@@ -23,6 +23,7 @@ from neurogrid.errors import (
     NeuroGridError,
     PeerRefusedError,
     RequestRefusedError,
+    ResponseTimeout,
     TransportError,
 )
 from neurogrid.exception_groups import unwrap_errors
@@ -43,7 +44,7 @@ from neurogrid.training.data.blob_files import PIECE_LIMITS, fetch_file
 from neurogrid.training.data.blobs import Providers, fetch_manifest
 from neurogrid.training.data.manifest import Manifest
 from neurogrid.training.data.slices import MANIFEST_NAME, read_manifest, slice_path
-from neurogrid.training.leading.deputies.copied_files import fetch_copies
+from neurogrid.training.leading.deputies.copied_files import fetch_copies, forget_unfinished
 from neurogrid.training.leading.deputies.copying import DeposedError
 from neurogrid.training.leading.lead import Opened, lead
 from neurogrid.training.leading.leader import GroupLostError
@@ -600,19 +601,27 @@ class _Deputy:
     async def _keep_files(self, transfers: Transfers, keep: int) -> None:
         """Have the files that the leader has told of, the newest."""
         said = ""
-        while True:
-            files, self._files = self._files, None
-            if files is not None:
-                try:
-                    await fetch_copies(
-                        files, self._directory, transfers, self._sources(), keep=keep
-                    )
-                except NeuroGridError as exc:
-                    if str(exc) != said:
-                        said = str(exc)
-                        logger.info("the leader's files are not here: %s", exc)
-                    self._files = self._files or files
-            await trio.sleep(_FOLLOW_AGAIN)
+        forget_unfinished(self._directory)  # of a deputy that was killed
+        try:
+            while True:
+                files, self._files = self._files, None
+                while files is not None:
+                    try:
+                        await fetch_copies(
+                            files, self._directory, transfers, self._sources(), keep=keep
+                        )
+                        files = None
+                    except NeuroGridError as exc:
+                        if str(exc) != said:
+                            said = str(exc)
+                            logger.info("the leader's files are not here: %s", exc)
+                        # What was too slow has come in part, and the leader gives it until another is begun with.
+                        if not isinstance(exc, ResponseTimeout):
+                            files, self._files = None, self._files or files
+                        await trio.sleep(_FOLLOW_AGAIN)
+                await trio.sleep(_FOLLOW_AGAIN)
+        finally:
+            forget_unfinished(self._directory)
 
     async def _stand_by(self, exchange: Exchange) -> int | None:
         """Copy until the leader is dead; the term in which this deputy leads. None where the run has ended."""
