@@ -14,6 +14,7 @@ import trio
 from torch import Tensor
 from trio.testing import MockClock
 
+from neurogrid.errors import NeuroGridError
 from neurogrid.p2p import TensorMessage
 from neurogrid.p2p.hosts.identity import Identity
 from neurogrid.p2p.transfer import BlobUnavailableError
@@ -67,6 +68,9 @@ class Auditor:
         self.gradient = torch.linspace(-1, 1, 16)
         self.made = made(self.gradient)
         self.found: list[RoundFinding] = []
+        self.samples = trio.Event()
+        self.samples.set()
+        self.error: NeuroGridError | None = None
         material = self.made.material
         self.vectors = {
             vector_id(each): each for each in (material.kept, material.sent) if each is not None
@@ -81,7 +85,7 @@ class Auditor:
             RULES, ChecksSection(audit=1.0), "leader", OWN, fake(send=self._send),
             fake(transfers=fake(fetch_blob=self._fetch), offered=fake(offer=self._offer, withdraw=len)),
             fake(peers=(ACCUSED.peer_id,)), fake(step=1), fake(encode=self._pack), TIMEOUT, directory,
-            lambda: None,
+            self._gather, lambda: None,
         )  # fmt: skip
         self.auditing._own = 0, 1
         self.auditing._rounds._rounds[0] = self.round
@@ -98,6 +102,11 @@ class Auditor:
 
     async def _offer(self, path: Path) -> None:
         pass
+
+    async def _gather(self, told: Epoch, seat: int) -> None:
+        await self.samples.wait()
+        if self.error is not None:
+            raise self.error
 
     @staticmethod
     def _pack(positions: Any, values: Any) -> bytes:
@@ -176,3 +185,31 @@ async def test_a_claim_that_cannot_be_computed_is_left(
         await trio.testing.wait_all_tasks_blocked()
         assert not member.found
         assert not member.auditing.has_work
+
+
+@pytest.mark.parametrize("is_to_be_had", [True, False])
+async def test_samples_of_others_are_waited_for_beside_the_own_rounds(
+    tmp_path: Path, autojump_clock: MockClock, is_to_be_had: bool
+) -> None:
+    """A member that keeps its slice back would have whoever looks at its claim miss one round after the other."""
+    async with auditor(tmp_path) as member:
+        member.samples = trio.Event()
+
+        async def computed(*told: Any) -> Tensor:
+            assert member.samples.is_set()
+            return member.gradient
+
+        signed = sign_claim(member.made.claim, ACCUSED)
+        member.auditing._begin(member.round, 1, member.made.claim, signed, ())
+        for _ in range(100):
+            await trio.sleep(1)
+            assert not member.auditing.has_work
+            await member.auditing.work(computed, member._no_losses)
+        if not is_to_be_had:
+            member.error = BlobUnavailableError("nobody has it", failures={})
+        member.samples.set()
+        await trio.testing.wait_all_tasks_blocked()
+        await member.auditing.work(computed, member._no_losses)
+        await trio.testing.wait_all_tasks_blocked()
+        assert len(member.found) == is_to_be_had
+        assert not member.auditing._jobs

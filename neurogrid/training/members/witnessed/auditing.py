@@ -2,9 +2,9 @@
 
     result -> signed claim -> all others     the next seed -> momenta of who claimed -> gradient -> finding -> leader
 
-Vectors come while the member trains on its own; it computes for audits when its own result of a round is out. What it
-is to give when its own claim was drawn, it gives without being asked. Who accuses, is the leader's to hear: here nobody
-is put out. What results are worth it measures then, too, where it was drawn for that.
+Vectors and samples come while the member trains on its own; it computes for audits when its own result of a round is
+out. What it is to give when its own claim was drawn, it gives without being asked. Who accuses, is the leader's to
+hear: here nobody is put out. What results are worth it measures then, too, where it was drawn for that.
 
 Source: protocol_spec/training/witnessed.md, "Audits".
 """
@@ -46,7 +46,12 @@ from neurogrid.training.checks import (
 from neurogrid.training.checks.evidence import Kind
 from neurogrid.training.members.member_blobs import MemberBlobs
 from neurogrid.training.members.witnessed.audited_rounds import AuditedRound, AuditedRounds
-from neurogrid.training.members.witnessed.measuring import Losses, Measuring, read_vector
+from neurogrid.training.members.witnessed.measuring import (
+    Losses,
+    Measuring,
+    Wanted,
+    read_vector,
+)
 from neurogrid.training.members.witnessed.neighbours import Neighbours
 from neurogrid.training.members.witnessed.own_weights import OwnWeights, TakenBack
 from neurogrid.training.optimizers.distro import Coefficients
@@ -116,6 +121,7 @@ class Auditing:
         plan: of results.
         timeout: seconds in which a member gives its momenta.
         directory: for vectors.
+        gather: has the samples of a seat's work in a round on the disk, however long that takes.
         wake: is called when there is something to compute.
     """
 
@@ -132,12 +138,13 @@ class Auditing:
         plan: ResultPlan,
         timeout: float,
         directory: Path,
+        gather: Callable[[Epoch, int], Awaitable[None]],
         wake: Callable[[], None],
     ) -> None:
         self._rules, self._leader, self._identity = rules, leader, identity
         self._exchange, self._blobs, self._neighbours = exchange, blobs, neighbours
         self._weights, self._plan, self._timeout = weights, plan, timeout
-        self._directory, self._wake = directory, wake
+        self._directory, self._gather_samples, self._wake = directory, gather, wake
         self._rounds = AuditedRounds(section.audit, section.auditors, section.worth)
         self._own: tuple[int, int] | None = None
         self._number = self._step = 0
@@ -179,7 +186,8 @@ class Auditing:
                 self._begin(drawn, each.seat, *drawn.claims[each.seat], ())
             elif each.auditor == own.seat:
                 logger.warning("the claim of seat %d, to be looked at, is not here", each.seat)
-        self._measuring.take(drawn, own.seat)
+        for wanted in self._measuring.take(drawn, own.seat):
+            self._nursery.start_soon(self._gather_measured, wanted)
 
     def judge(self, said: RoundEvidence) -> None:
         """The leader wants a claim judged, that an auditor says is false, or for which it was given nothing.
@@ -471,9 +479,28 @@ class Auditing:
             self._tell_finding(job.round, job.seat)
             self._end(job)
             return
+        if job.gradient is None:
+            try:
+                # Not where the gradient is computed: for what others keep back this member would miss its own rounds.
+                await self._gather_samples(job.round.told, job.seat)
+            except NeuroGridError as exc:
+                logger.warning("the claim of seat %d cannot be computed: %s", job.seat, exc)
+                self._end(job)
+                return
         if job in self._jobs:
             self._ready.append(job)
             self._wake()
+
+    async def _gather_measured(self, wanted: Wanted) -> None:
+        try:
+            for seat in wanted.seats:
+                await self._gather_samples(wanted.round.told, seat)
+        except NeuroGridError as exc:
+            logger.warning("what the result of seat %d is worth is not known: %s", wanted.seat, exc)
+            self._measuring.drop(wanted)
+            return
+        wanted.is_here = True
+        self._wake()
 
     async def _fetch(self, job: _Job, name: str) -> Tensor:
         blob_id, num_bytes = getattr(job.claim, name), 4 * self._rules.settings.num_elements

@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, TypeAlias
 
@@ -25,7 +26,7 @@ from neurogrid.training.members.witnessed.audited_rounds import AuditedRound
 from neurogrid.training.trainer import TrainerDiedError
 from neurogrid.training.wire.runs import MAX_MEASURED_LOSS, Epoch, RoundMeasure
 
-__all__ = ["Losses", "Measuring", "read_vector"]
+__all__ = ["Losses", "Measuring", "Wanted", "read_vector"]
 
 logger = logging.getLogger(__name__)
 
@@ -34,6 +35,22 @@ Losses: TypeAlias = Callable[[Epoch, Sequence[int], Tensor], Awaitable[list[floa
 
 # Results that wait to be measured: of a round one or two.
 _MAX_WAITING: Final = 16
+
+
+@dataclass(eq=False)
+class Wanted:
+    """A result that is to be measured.
+
+    Attributes:
+        seat: whose it is.
+        seats: on whose works.
+        is_here: whether the samples of these are on the disk.
+    """
+
+    round: AuditedRound
+    seat: int
+    seats: tuple[int, int]
+    is_here: bool = False
 
 
 class Measuring:
@@ -46,21 +63,31 @@ class Measuring:
 
     def __init__(self, rules: ClaimRules, tell: Callable[[RoundMeasure], None]) -> None:
         self._rules, self._tell = rules, tell
-        self._waiting: list[tuple[AuditedRound, int]] = []
+        self._waiting: list[Wanted] = []
 
     def forget(self) -> None:
         """The member has another seat by now."""
         self._waiting.clear()
 
-    def take(self, round_: AuditedRound, own_seat: int) -> None:
-        """A round was drawn."""
+    def take(self, round_: AuditedRound, own_seat: int) -> list[Wanted]:
+        """A round was drawn; what is to be measured of it, as soon as the samples are here."""
+        found = []
         for each in round_.measures:
-            if each.auditor == own_seat and len(self._waiting) < _MAX_WAITING:
-                self._waiting.append((round_, each.seat))
+            other = round_.seat_beside(own_seat, each.seat)
+            is_room = len(self._waiting) < _MAX_WAITING
+            if each.auditor == own_seat and other is not None and is_room:
+                found.append(Wanted(round_, each.seat, (each.seat, other)))
+                self._waiting.append(found[-1])
+        return found
+
+    def drop(self, wanted: Wanted) -> None:
+        """The samples are not to be had."""
+        if wanted in self._waiting:
+            self._waiting.remove(wanted)
 
     def has_work(self, can_start: Callable[[AuditedRound], bool]) -> bool:
         """Whether there is a result whose round can be looked at."""
-        return any(can_start(round_) for round_, _ in self._waiting)
+        return any(each.is_here and can_start(each.round) for each in self._waiting)
 
     async def work(
         self,
@@ -78,14 +105,13 @@ class Measuring:
         Raises:
             TrainerDiedError: the trainer has ended.
         """
-        for each in [each for each in self._waiting if can_start(each[0])]:
+        for each in [e for e in self._waiting if e.is_here and can_start(e.round)]:
             self._waiting.remove(each)
-            round_, seat = each
-            other = round_.seat_beside(own_seat, seat)
-            if other is None or not is_kept(round_) or seat not in round_.coefficients:
+            round_, seat = each.round, each.seat
+            if not is_kept(round_) or seat not in round_.coefficients:
                 continue  # this member was behind then
             try:
-                found = await self._measure(round_, (seat, other), losses)
+                found = await self._measure(round_, each.seats, losses)
             except TrainerDiedError:
                 raise
             except (NeuroGridError, ValueError, OSError) as exc:

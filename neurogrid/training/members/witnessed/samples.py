@@ -51,30 +51,51 @@ class RoundSamples:
     ) -> None:
         self._host, self._leader, self._blobs = host, leader, blobs
         self._manifest, self._sources, self._takers = manifest, sources, takers
+        self._needed: list[bytes] = []
 
     async def batches(
-        self, ranges: Sequence[SampleRange], batch_samples: int, seat: int
+        self,
+        ranges: Sequence[SampleRange],
+        batch_samples: int,
+        seat: int,
+        *,
+        timeout: float = _FETCH_TIMEOUT,
     ) -> list[list[FileRange]]:
         """Ranges as batches of so many samples.
 
+        Args:
+            timeout: seconds for each slice.
+
         Raises:
             RemoteProtocolError: they are of a slice that the data have not.
-            BlobUnavailableError: nobody gave a slice in time.
+            BlobUnavailableError, ResponseTimeout: nobody gave a slice in time.
         """
+        infos = self._infos(ranges)
+        self._needed = [info.blob_id for info in infos.values()]
+        self._blobs.slices.need_only(self._needed)
+        paths = {n: await self._fetch(n, info, seat, timeout) for n, info in infos.items()}
+        files = [FileRange(paths[each.slice], each.start, each.stop) for each in ranges]
+        return cut_batches(files, batch_samples)
+
+    async def gather(self, ranges: Sequence[SampleRange], seat: int) -> None:
+        """Have the slices of ranges on the disk, for `batches` a little later. Raises: as of that."""
+        for number, info in self._infos(ranges).items():
+            await self._fetch(number, info, seat, _FETCH_TIMEOUT)
+            self._blobs.slices.need_only(
+                self._needed
+            )  # it may go if those of a round have no room beside it
+
+    def _infos(self, ranges: Sequence[SampleRange]) -> dict[int, SliceInfo]:
         numbers = sorted({each.slice for each in ranges})
         if numbers[-1] >= len(self._manifest.slices):
             raise RemoteProtocolError(
                 f"a work is about slice {numbers[-1]}, and the data have {len(self._manifest.slices)}"
             )
-        infos = {number: self._manifest.slices[number] for number in numbers}
-        self._blobs.slices.need_only([info.blob_id for info in infos.values()])
-        paths = {number: await self._fetch(number, info, seat) for number, info in infos.items()}
-        files = [FileRange(paths[each.slice], each.start, each.stop) for each in ranges]
-        return cut_batches(files, batch_samples)
+        return {number: self._manifest.slices[number] for number in numbers}
 
-    async def _fetch(self, number: int, info: SliceInfo, seat: int) -> Path:
+    async def _fetch(self, number: int, info: SliceInfo, seat: int, timeout: float) -> Path:
         slices = self._blobs.slices
-        deadline = trio.current_time() + _FETCH_TIMEOUT
+        deadline = trio.current_time() + timeout
         while True:
             nodes = await reach_sources(
                 self._host, self._sources(), self._leader, seat, slices.passed_over

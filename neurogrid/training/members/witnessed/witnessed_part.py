@@ -31,6 +31,7 @@ from neurogrid.errors import (
     ConfigurationError,
     NeuroGridError,
     NotFiniteError,
+    RemoteProtocolError,
 )
 from neurogrid.exception_groups import unwrap_errors
 from neurogrid.p2p.exchange.exchange import Exchange
@@ -55,7 +56,7 @@ from neurogrid.training.optimizers.distro import Coefficients
 from neurogrid.training.runs.inner_optimizer import round_rates
 from neurogrid.training.runs.run_file import RunFile, parse_kept_run_file
 from neurogrid.training.runs.trainers import trainer_settings, work_seed
-from neurogrid.training.trainer import Gradient, Trainer, TrainerError, open_trainer
+from neurogrid.training.trainer import FileRange, Gradient, Trainer, TrainerError, open_trainer
 from neurogrid.training.wire.runs import (
     AgreedResult,
     Epoch,
@@ -76,11 +77,17 @@ __all__ = ["WitnessedPart"]
 logger = logging.getLogger(__name__)
 
 _FETCH_TIMEOUT: Final = 600.0
+# Of the seconds of a round, the part that samples may take which are here, or were.
+_GATHERED_SHARE: Final = 0.1
 # Times that a member begins anew before it says that it cannot.
 _MAX_RESTARTS: Final = 3
 # Rounds that a member may be behind.
 _MAX_BEHIND: Final = 64
 _STATES: Final = {"loading": "starting", "warm": "ready", "kept": "waiting"}
+
+
+class _RoundOverError(NeuroGridError):
+    """A round went on before this member was done with its work."""
 
 
 class BehindError(NeuroGridError):
@@ -327,7 +334,7 @@ class WitnessedPart:
                     run.distro.one_bit,
                 )
                 auditing = self._auditing = self._open_auditing(
-                    trainer, weights, plan, directory / "audits"
+                    trainer, weights, plan, directory / "audits", samples
                 )
                 exchange = self._round_exchange = RoundExchange(
                     self.run_id,
@@ -363,7 +370,12 @@ class WitnessedPart:
                     await self._keep(directory / "trained", run.name)
 
     def _open_auditing(
-        self, trainer: Trainer, weights: OwnWeights, plan: ResultPlan, directory: Path
+        self,
+        trainer: Trainer,
+        weights: OwnWeights,
+        plan: ResultPlan,
+        directory: Path,
+        samples: RoundSamples,
     ) -> Auditing | None:
         run = self._run_file
         if not run.checks.audit:
@@ -382,6 +394,10 @@ class WitnessedPart:
             partial(work_seed, run.seed),
             start_of(settings),
         )
+
+        async def gather(told: Epoch, seat: int) -> None:
+            await samples.gather(_work_of(told, seat).ranges, seat)
+
         return Auditing(
             rules,
             run.checks,
@@ -394,6 +410,7 @@ class WitnessedPart:
             plan,
             run.epochs.train,
             directory,
+            gather,
             self._changed.set,
         )
 
@@ -623,9 +640,10 @@ class _Member:
             part._note("averaging")
             return
         part._note("training", batches_done=0)
-        gradient = await self._gradient(told, own, work)
-        now = part._told
-        if now is None or (now.epoch, now.round) != (told.epoch, told.round):
+        try:
+            gradient = await self._gradient(told, own, work)
+            self._require_under_way(told)
+        except _RoundOverError:
             logger.warning("round %d went on before this member was done with its work", told.round)
             return
         if self._auditing is not None:
@@ -638,10 +656,44 @@ class _Member:
         self._own = await self._exchange.publish(told, own.seat, work, coefficients)
         part._note("averaging")
 
+    def _is_under_way(self, told: Epoch) -> bool:
+        """Whether a round is the one that the leader has told of last."""
+        now = self._part._told
+        if now is None or now.phase not in ("round_train", "round_witness"):
+            return False
+        return (now.epoch, now.round) == (told.epoch, told.round)
+
+    def _require_under_way(self, told: Epoch) -> None:
+        if not self._is_under_way(told):
+            raise _RoundOverError
+
+    async def _batches(self, told: Epoch, own: EpochSeat, work: RoundWork) -> list[list[FileRange]]:
+        """The samples of a work.
+
+        Raises:
+            _RoundOverError: the round was over before they were here.
+        """
+        with unwrap_errors():
+            async with trio.open_nursery() as nursery:
+
+                async def end_with_round() -> None:
+                    part = self._part
+                    while self._is_under_way(told) and not part._is_dismissed:
+                        await part._changed.wait()
+                    raise _RoundOverError
+
+                nursery.start_soon(end_with_round)
+                found = await self._samples.batches(work.ranges, told.batch_samples, own.seat)
+                nursery.cancel_scope.cancel()
+        return found
+
     async def _gradient(self, told: Epoch, own: EpochSeat, work: RoundWork) -> torch.Tensor:
-        """The mean gradient over the samples of a work."""
-        part = self._part
-        batches = await self._samples.batches(work.ranges, told.batch_samples, own.seat)
+        """The mean gradient over the samples of a work.
+
+        Raises:
+            _RoundOverError: the round was over before they were here.
+        """
+        part, batches = self._part, await self._batches(told, own, work)
         loss_sum, num_labels, num_samples = 0.0, 0, 0
 
         def note(number: int, found: Gradient) -> None:
@@ -681,8 +733,7 @@ class _Member:
 
     async def _gradient_at(self, told: Epoch, seat: int, weights: torch.Tensor) -> torch.Tensor:
         """The gradient of a seat's work in a round, at the weights of then; afterwards the trainer has its own."""
-        work = next(each for each in told.works if each.seat == seat)
-        batches = await self._samples.batches(work.ranges, told.batch_samples, seat)
+        batches = await self._gathered(told, seat)
         self._trainer.weights.copy_(weights)
         try:
             return await mean_gradient(
@@ -702,8 +753,7 @@ class _Member:
         """The losses on the works of seats in a round, at these weights; afterwards the trainer has its own."""
         found = []
         for seat in seats:
-            work = next(each for each in told.works if each.seat == seat)
-            batches = await self._samples.batches(work.ranges, told.batch_samples, seat)
+            batches = await self._gathered(told, seat)
             self._trainer.weights.copy_(weights)
             try:
                 ranges = [each for batch in batches for each in batch]
@@ -711,6 +761,19 @@ class _Member:
             finally:
                 self._trainer.weights.copy_(self._weights.distro.theta)
         return found
+
+    async def _gathered(self, told: Epoch, seat: int) -> list[list[FileRange]]:
+        """The batches of a seat in a round, whose samples have come before; those that had to make room come again."""
+        ranges = _work_of(told, seat).ranges
+        timeout = self._part._run_file.epochs.train * _GATHERED_SHARE
+        return await self._samples.batches(ranges, told.batch_samples, seat, timeout=timeout)
+
+
+def _work_of(told: Epoch, seat: int) -> RoundWork:
+    """What a seat had to train on in a round."""
+    if (work := next((each for each in told.works if each.seat == seat), None)) is None:
+        raise RemoteProtocolError(f"seat {seat} had no work in round {told.round}")
+    return work
 
 
 def _incarnation() -> int:
