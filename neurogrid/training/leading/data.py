@@ -8,6 +8,7 @@ import logging
 import os
 import shutil
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -72,14 +73,14 @@ async def data_of(
         web = WebDirectory(run.data.path)
         if not (out / MANIFEST_NAME).is_file():
             progress.say(f"data come from {web.url}")
-            directory.write_data_asked(_asked(run, model))
+            directory.write_data_asked(_asked(run, directory, model))
             await _keep_manifest(web, out)
         return RunData(out, read_manifest(out), web)
     if not run.data.mixture and (sources[0] / MANIFEST_NAME).is_file():
         return RunData(sources[0], read_manifest(sources[0]))
     if not (out / MANIFEST_NAME).is_file():
         progress.say(f"preparing {', '.join(map(str, sources))}")
-        directory.write_data_asked(_asked(run, model))
+        directory.write_data_asked(_asked(run, directory, model))
         await trio.to_thread.run_sync(_prepare, run, sources, out, model, progress)
     return RunData(out, read_manifest(out))
 
@@ -91,20 +92,28 @@ def check_left_over(run: RunFile, directory: RunDirectory, model: Path) -> None:
         ConfigurationError: there are such.
     """
     asked = directory.read_data_asked()
-    if asked and asked != _asked(run, model) and (directory.data / MANIFEST_NAME).is_file():
+    if (
+        asked
+        and asked != _asked(run, directory, model)
+        and (directory.data / MANIFEST_NAME).is_file()
+    ):
         raise ConfigurationError(
             f"{directory.data} has data of a run that did not begin, and [data], seed or tokenizer are others now, or "
             "the file that they were prepared from: remove that directory, and they are prepared anew"
         )
 
 
-def _asked(run: RunFile, model: Path) -> str:
-    """A digest of all that the data of a run depend on, as far as that is known without reading them."""
+def _asked(run: RunFile, directory: RunDirectory, model: Path) -> str:
+    """A digest of all that the data of a run depend on, as far as that is known without reading them. Blocks."""
     tokenizer = _tokenizer_of(run, model)
     is_web = is_web_address(run.data.path)
     sources = [] if is_web else [run.place(each).resolve() for each in run.data.places]
     files = [(str(path), *_version_of(path)) for path in sources]
+    # Without a directory the digest is what it was in older versions.
+    own = directory.path.resolve()
+    folders = {str(path): found for path in sources if (found := _versions_under(path, own))}
     told = {
+        **({"folders": folders} if folders else {}),
         **asdict(run.data),
         "path": run.data.path if is_web else "",
         "mixture": [part.weight for part in run.data.mixture],
@@ -121,6 +130,20 @@ def _version_of(path: Path) -> tuple[int, ...]:
         return ()
     status = path.stat()
     return status.st_size, status.st_mtime_ns
+
+
+def _versions_under(folder: Path, own: Path) -> list[tuple[str, int, int]]:
+    """What changes with the files of a directory, without those of the run itself, which may lie in it."""
+    found = []
+    for where, names, files in os.walk(folder):
+        names[:] = [n for n in names if not n.startswith(".") and Path(where, n) != own]
+        for path in (Path(where, name) for name in files if not name.startswith(".")):
+            with suppress(
+                OSError
+            ):  # a link that leads nowhere, or a file that has gone: it is not read either
+                size, changed = _version_of(path) or (0, 0)
+                found.append((path.relative_to(folder).as_posix(), size, changed))
+    return sorted(found)
 
 
 def _tokenizer_of(run: RunFile, model: Path) -> Path | None:

@@ -168,3 +168,31 @@ def test_data_of_a_run_that_did_not_begin_are_taken_by_none_that_has_others(tmp_
         first(run)
     shutil.rmtree(directory.data)
     assert first(run) != before
+
+
+def test_data_of_a_directory_whose_files_have_changed_are_taken_by_no_run(tmp_path: Path) -> None:
+    """The run itself may lie in it, and what it writes is none of its data."""
+    texts = tmp_path / "texts"
+    (texts / "more").mkdir(parents=True)
+    text = texts / "more" / "text.txt"
+    text.write_text(" ".join(str(number) for number in range(9000)))
+    model, directory = tmp_path / "config.json", RunDirectory(texts / "run")
+    model.write_text(json.dumps({**LLAMA, "vocab_size": 512, "max_position_embeddings": 64}))
+    directory.path.mkdir()
+    run = run_of(path=str(texts), sequence_length=32, vocab_size=258)
+
+    def first() -> Manifest:
+        found = trio.run(model_data.first_data, run, directory, model, QuietProgress())
+        manifest: Manifest = found.manifest
+        return manifest
+
+    before = first()
+    assert first() == before
+    text.write_text("other " + text.read_text())
+    with pytest.raises(ConfigurationError, match="did not begin"):
+        first()
+    shutil.rmtree(directory.data)
+    assert first() != before
+    (texts / "second.txt").write_text(text.read_text())
+    with pytest.raises(ConfigurationError, match="did not begin"):
+        first()
