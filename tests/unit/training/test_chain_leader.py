@@ -290,3 +290,20 @@ async def test_who_comes_anew_may_be_reached(tmp_path: Path) -> None:
         hello = cast("Hello", SimpleNamespace(role="worker", name=""))
         known._on_opened(other.peer_id, hello)
         assert not known.are_apart(one.peer_id, other.peer_id)
+
+
+async def test_who_comes_anew_is_no_stage_before_it_has_told_where_it_is(tmp_path: Path) -> None:
+    """Others would dial where the process before listened, and say that they cannot reach it."""
+    async with open_chain(tmp_path) as chain:
+        known, peer = chain.leader._members, chain.members[0].peer_id
+        while peer not in known._workers:
+            await trio.sleep(0.01)
+        told = Report(run=RUN, seat=1, state="ready", group_addresses=("/ip4/127.0.0.1/tcp/1",))
+        known._workers[peer].report = told
+        known._on_opened(peer, cast("Hello", SimpleNamespace(role="worker", name="")))
+        # As once its lease has begun.
+        known._workers[peer].is_started, known._workers[peer].heard_at = True, trio.current_time()
+        assert peer not in known.usable()
+        assert known.address_of(peer) == ""
+        known._workers[peer].report = told
+        assert peer in known.usable()

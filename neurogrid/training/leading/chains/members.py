@@ -303,8 +303,8 @@ class ChainMembers:
         if hello.role == "worker":
             worker = self._workers.setdefault(peer_id, ChainWorker())
             worker.name = hello.name or worker.name
-            # It may be another process, or at another place.
-            worker.is_started, worker.stage = False, None
+            # It may be another process, or at another place: others dial what it tells.
+            worker.is_started, worker.report, worker.stage = False, None, None
             self._apart = {pair for pair in self._apart if peer_id not in pair}
             self.changed.set()
 
