@@ -506,7 +506,9 @@ def test_check_tells_what_stages_take(tmp_path: Path) -> None:
     # Eight, which it would be otherwise, leave less room still.
     assert lines["a step"].endswith("in 16 micro-batches, stages wait for others 6% of the time")
     assert lines["bytes"].endswith("to the next stage in a step, and as many back")
-    assert lines["state"].endswith("come to the leader after every 25 steps")
+    assert lines["state"].endswith(
+        "come to the leader after every 25 steps, and for a checkpoint after every 10"
+    )
     assert lines["steps"] == "489"
     assert "computing, and 0.2 s sending beside it, then 0.3 s for what is tied" in lines["time"]
     (tmp_path / "run.toml").write_text(f"{CHAIN}recompute = true\n[adapter]\nr = 8\n")
@@ -520,6 +522,10 @@ def test_check_tells_what_stages_take(tmp_path: Path) -> None:
     assert "# what it takes, in 2 stages of each of 3 replicas\n" in told
     assert "# replicas     3 at most, each of 2 members or fewer; one that lends 506.8 MB" in told
     assert "# a round      10 steps of each, then about 9.7 MB from each replica to the" in told
+    assert "come to the leader after every 30 steps, and for a checkpoint after every 100\n" in told
+    with (tmp_path / "run.toml").open("a") as file:
+        file.write("[checkpoints]\nevery = 6\n")
+    told = command("check", "run.toml", cwd=tmp_path).stdout
     assert "come to the leader after every 30 steps\n" in told
 
 

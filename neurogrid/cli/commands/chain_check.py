@@ -97,11 +97,7 @@ def _lines(
             f"             {format_bytes(told.tied_bytes)} from the first stage to the last, and as many back: the "
             "gradient of what is tied"
         )
-    every = run.steps_between_states
-    yield (
-        f"state        {format_bytes(told.state_bytes)} come to the leader after "
-        f"{'each step' if every == 1 else f'every {every:,} steps'}"
-    )
+    yield f"state        {format_bytes(told.state_bytes)} come to the leader after {_when_kept(run)}"
     if told.num_steps is not None:
         yield f"steps        {told.num_steps:,}"
     yield from _time(told)
@@ -141,6 +137,16 @@ def _would_do(run: RunFile, numbers: ChainNumbers, lent: list[int]) -> str:
             continue
         return f". {num_stages} stages would do, of {format_bytes(least)} each"
     return ""
+
+
+def _when_kept(run: RunFile) -> str:
+    """Steps after which the state is kept, for people: it is kept for each checkpoint, too."""
+    every = run.steps_between_states
+    if every == 1:
+        return "each step"
+    checkpoint = run.checkpoints.every * (run.outer.every if run.layout.replicas > 1 else 1)
+    beside = "" if checkpoint % every == 0 else f", and for a checkpoint after every {checkpoint:,}"
+    return f"every {every:,} steps{beside}"
 
 
 def _members(run: RunFile) -> str:

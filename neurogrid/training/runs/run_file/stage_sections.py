@@ -67,7 +67,8 @@ class LayoutSection(Section):
             fewer.
         activations: what hidden states and their gradients travel in.
         recompute: whether stages compute forward passes again in the backward pass, for less memory.
-        state_every: steps after which the leader keeps the state of all stages; 0 for 1 with an adapter, else 25.
+        state_every: steps after which the leader keeps the state of all stages, besides before each checkpoint; 0 for 1
+            with an adapter, else 25.
         gradients: what gradients travel in between the members of a stage.
         power_sgd: the rank that members of a stage send each other gradients of matrices at; 0 for all of them.
         weights_every: steps after which members of a stage average a twentieth of their weights; 0 for never.
