@@ -114,7 +114,7 @@ class OfferedFiles:
         return source
 
     def asked(self, blob_ids: Iterable[bytes]) -> int:
-        """When one of these was asked for last, in the order of all; 0 for never."""
+        """Place, in the order of all askings, of the last one for any of these; 0 for never."""
         return max((self._asked.get(each, 0) for each in blob_ids), default=0)
 
 

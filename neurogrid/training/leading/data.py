@@ -133,7 +133,7 @@ def _version_of(path: Path) -> tuple[int, ...]:
 
 
 def _versions_under(folder: Path, own: Path) -> list[tuple[str, int, int]]:
-    """What changes with the files of a directory, without those of the run itself, which may lie in it."""
+    """Names, sizes and times of the files of a directory, without those of the run itself, which may lie in it."""
     found = []
     for where, names, files in os.walk(folder):
         names[:] = [n for n in names if not n.startswith(".") and Path(where, n) != own]

@@ -40,7 +40,7 @@ _UNFINISHED: Final = ".copies"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Copies:
-    """What the deputy was told of at a time: the blob of each file, and where all of them lie."""
+    """Files that the deputy was told of at a time: the blob of each, and where all of them lie."""
 
     blobs: Mapping[str, bytes]
     paths: frozenset[Path]
@@ -109,7 +109,7 @@ class OfferedCopies:
         self._withdraw(path for each in before for path in each.paths)
 
     def _asked(self, copies: _Copies) -> int:
-        """When a file was asked for that is in these alone."""
+        """Place, in the order of all askings, of the last one for a file that is in these alone."""
         others = {
             blob for each in self._copies if each is not copies for blob in each.blobs.values()
         }

@@ -770,7 +770,7 @@ class _Member:
 
 
 def _work_of(told: Epoch, seat: int) -> RoundWork:
-    """What a seat had to train on in a round."""
+    """The work of a seat in a round."""
     if (work := next((each for each in told.works if each.seat == seat), None)) is None:
         raise RemoteProtocolError(f"seat {seat} had no work in round {told.round}")
     return work
