@@ -262,3 +262,17 @@ def test_leader_and_members_that_come_back_have_their_deputy_again(tmp_path: Pat
         log = run.log
     assert "the run goes on without a deputy" not in log
     assert "this deputy leads" not in deputy.log
+
+
+def test_a_run_in_stages_has_no_deputy(tmp_path: Path) -> None:
+    """That is said at once, and is not asked for again."""
+    text = RUN_FILE + "[stop]\nsteps = 100000\n[layout]\nstages = 2\n"
+    with open_run(tmp_path, free_port(), text, num_words=6000) as run:
+        run.lead()
+        run.wait(lambda: (run.run / "cluster" / "whereabouts").exists(), "it listens nowhere")
+        deputy = Deputy(run)
+        try:
+            assert deputy.process.wait(DEADLINE) == 1, deputy.log
+            assert "a run in stages has no deputy" in deputy.log
+        finally:
+            deputy.close()

@@ -13,9 +13,11 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 import trio
 
-from neurogrid.errors import NoRouteError
-from neurogrid.p2p import TensorMessage
-from neurogrid.training.wire.runs import Apply, Report, RunMessage, StageReport, Started
+from neurogrid.errors import NoRouteError, PeerRefusedError
+from neurogrid.p2p import ErrorCode, TensorMessage
+from neurogrid.training.leading.chains.leader import CHAIN_LEADER_TAKES
+from neurogrid.training.leading.witnessed.leader import WITNESSED_LEADER_TAKES
+from neurogrid.training.wire.runs import Apply, Follow, Report, RunMessage, StageReport, Started
 from tests.unit.training.scripted_chain import RUN, Member, open_chain, state_piece
 
 if TYPE_CHECKING:
@@ -150,6 +152,19 @@ async def test_a_member_that_cannot_take_part_is_asked_five_times(tmp_path: Path
         assert chain.progress.warned == [said]
         assert chain.members[0].num_started == 5
         nursery.cancel_scope.cancel()
+
+
+async def test_a_deputy_is_told_that_a_run_in_stages_has_none(tmp_path: Path) -> None:
+    """Else it would ask again for ever."""
+    assert RunMessage.FOLLOW in CHAIN_LEADER_TAKES
+    assert RunMessage.FOLLOW in WITNESSED_LEADER_TAKES
+    async with open_chain(tmp_path) as chain:
+        leader = chain.leader._host.peer_id
+        request = TensorMessage(RunMessage.FOLLOW, request_id=1, data=Follow().encode())
+        with pytest.raises(PeerRefusedError, match="a run in stages has no deputy") as refused:
+            exchange = chain.members[0].exchange
+            await exchange.request(leader, request, RunMessage.FOLLOWED, timeout=10.0)
+        assert refused.value.code == ErrorCode.NOT_SUPPORTED
 
 
 @pytest.mark.parametrize(

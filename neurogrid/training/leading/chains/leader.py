@@ -33,7 +33,7 @@ from neurogrid.p2p.exchange.exchange import Exchange
 from neurogrid.p2p.hosts.host import Host
 from neurogrid.p2p.streams.message_forms import sender_of
 from neurogrid.p2p.transfer import Transfers
-from neurogrid.p2p.trust import RUN_ROLES
+from neurogrid.p2p.trust import COORDINATOR, RUN_ROLES
 from neurogrid.p2p.wire import MessageType, TensorMessage
 from neurogrid.training.data.evaluating import HeldOut, eval_figures, held_out_samples
 from neurogrid.training.data.manifest import Manifest
@@ -86,6 +86,7 @@ CHAIN_LEADER_TAKES: Final[Table] = {
     RunMessage.APPLIED: RUN_ROLES,
     RunMessage.AVERAGED: RUN_ROLES,
     RunMessage.COMMITTED: RUN_ROLES,
+    RunMessage.FOLLOW: frozenset({COORDINATOR}),
     MessageType.TRANSFER_REQUEST: RUN_ROLES,
     MessageType.TRANSFER_OFFER: RUN_ROLES,
     MessageType.WEIGHTS: RUN_ROLES,

@@ -12,11 +12,11 @@ from typing import Final
 
 import trio
 
-from neurogrid.errors import NeuroGridError
+from neurogrid.errors import NeuroGridError, RequestRefusedError
 from neurogrid.p2p.exchange.exchange import Exchange
 from neurogrid.p2p.hosts.host import Host, own_addresses
 from neurogrid.p2p.streams.message_forms import sender_of
-from neurogrid.p2p.wire import Hello, TensorMessage
+from neurogrid.p2p.wire import ErrorCode, Hello, TensorMessage
 from neurogrid.renewed_event import RenewedEvent
 from neurogrid.training.leading.chains.chain import Chain, ChainBroken
 from neurogrid.training.leading.facts import RunFacts
@@ -118,6 +118,7 @@ class ChainMembers:
         self.tell = self._hiring.tell
         exchange.on_message(RunMessage.REPORT, self._on_report)
         exchange.on_message(RunMessage.STAGE_REPORT, self._on_stage_report)
+        exchange.on_message(RunMessage.FOLLOW, _refuse_deputy)
         exchange.on_peer_opened(self._on_opened)
         exchange.on_peer_lost(self._on_lost)
         # Where a leader is started again, workers may be back before it leads.
@@ -431,3 +432,12 @@ class ChainMembers:
         worker.stage = None
         self.changed.set()
         return True
+
+
+def _refuse_deputy(message: TensorMessage) -> None:
+    raise RequestRefusedError(
+        "a run in stages has no deputy, nor has a witnessed one: after a failure its leader is started again, with "
+        "--resume",
+        code=ErrorCode.NOT_SUPPORTED,
+        is_expected=True,
+    )

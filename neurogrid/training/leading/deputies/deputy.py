@@ -470,10 +470,6 @@ class _Deputy:
 
     def _take_over_facts(self, followed: Followed) -> RunFile:
         run = self._directory.placed(parse_kept_run_file(followed.run_file))
-        if run.is_chain:
-            raise ConfigurationError(
-                "a run in stages has no deputy: its leader is to be started again"
-            )
         self._directory.write_run(followed.run_file)
         with _writing(self._directory):
             (self._directory.path / _MODEL).write_text(followed.config, encoding="utf-8")

@@ -32,7 +32,7 @@ from neurogrid.p2p.exchange.exchange import Exchange
 from neurogrid.p2p.hosts.host import Host
 from neurogrid.p2p.streams.message_forms import sender_of
 from neurogrid.p2p.transfer import Transfers
-from neurogrid.p2p.trust import RUN_ROLES
+from neurogrid.p2p.trust import COORDINATOR, RUN_ROLES
 from neurogrid.p2p.wire import MessageType, TensorMessage
 from neurogrid.training.checks import ClaimRules
 from neurogrid.training.leading.chains.members import ChainMembers
@@ -95,6 +95,7 @@ WITNESSED_LEADER_TAKES: Final[Table] = {
     RunMessage.EVIDENCE: RUN_ROLES,
     RunMessage.MEASURE: RUN_ROLES,
     RunMessage.HOLD: RUN_ROLES,
+    RunMessage.FOLLOW: frozenset({COORDINATOR}),
     MessageType.TRANSFER_REQUEST: RUN_ROLES,
     MessageType.TRANSFER_OFFER: RUN_ROLES,
     MessageType.WEIGHTS: RUN_ROLES,
