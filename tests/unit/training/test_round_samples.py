@@ -83,9 +83,9 @@ def member_of(slices: Slices) -> tuple[_Member, Any]:
 @pytest.mark.parametrize(
     "then",
     [
-        replace(TOLD, number=2, round=5),
-        replace(TOLD, number=2, phase="cooldown"),
-        replace(TOLD, number=2, phase="waiting_for_members", works=()),
+        replace(TOLD, number=3, round=5),
+        replace(TOLD, number=3, phase="cooldown"),
+        replace(TOLD, number=3, phase="waiting_for_members", works=()),
     ],
 )
 async def test_a_slice_is_waited_for_no_longer_than_its_round_lasts(
@@ -98,6 +98,10 @@ async def test_a_slice_is_waited_for_no_longer_than_its_round_lasts(
         for _ in range(20):
             part._changed.set()  # a heartbeat
             await trio.sleep(1)
+        # It goes on in the same round.
+        part._told = replace(TOLD, number=2, phase="paused")
+        part._changed.set()
+        await trio.sleep(1)
         assert nursery.child_tasks
         part._told = then
         part._changed.set()

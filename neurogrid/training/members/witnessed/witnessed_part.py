@@ -657,9 +657,9 @@ class _Member:
         part._note("averaging")
 
     def _is_under_way(self, told: Epoch) -> bool:
-        """Whether a round is the one that the leader has told of last."""
+        """Whether a round is the one that the leader has told of last, also while the run is paused in it."""
         now = self._part._told
-        if now is None or now.phase not in ("round_train", "round_witness"):
+        if now is None or now.phase not in ("round_train", "round_witness", "paused"):
             return False
         return (now.epoch, now.round) == (told.epoch, told.round)
 
