@@ -272,7 +272,7 @@ def test_a_run_in_stages_has_no_deputy(tmp_path: Path) -> None:
         run.wait(lambda: (run.run / "cluster" / "whereabouts").exists(), "it listens nowhere")
         deputy = Deputy(run)
         try:
-            assert deputy.process.wait(DEADLINE) == 1, deputy.log
+            assert deputy.process.wait(DEADLINE) == 2, deputy.log
             assert "a run in stages has no deputy" in deputy.log
         finally:
             deputy.close()
