@@ -268,7 +268,8 @@ def test_of_many_that_begin_alike_few_are_looked_at_whole() -> None:
     assert index.lacks(StoredPrefix((*shared, 9000), (8001,), b"", STAGES))
     assert Watched.elements <= 10 * num_stored
     Watched.looks = Watched.elements = 0
-    found = index.best([*shared, 10_007, 1], b"", Chosen())  # type: ignore[arg-type]
+    selection: Any = Chosen()
+    found = index.best([*shared, 10_007, 1], b"", selection)
     assert found is not None
     assert found[1] == 8001
     assert Watched.looks <= 1000  # not each token by itself

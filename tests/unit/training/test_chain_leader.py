@@ -161,8 +161,8 @@ async def test_a_deputy_is_told_that_a_run_in_stages_has_none(tmp_path: Path) ->
     async with open_chain(tmp_path) as chain:
         leader = chain.leader._host.peer_id
         request = TensorMessage(RunMessage.FOLLOW, request_id=1, data=Follow().encode())
+        exchange = chain.members[0].exchange
         with pytest.raises(PeerRefusedError, match="a run in stages has no deputy") as refused:
-            exchange = chain.members[0].exchange
             await exchange.request(leader, request, RunMessage.FOLLOWED, timeout=10.0)
         assert refused.value.code == ErrorCode.NOT_SUPPORTED
 
