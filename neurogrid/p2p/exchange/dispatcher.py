@@ -176,7 +176,9 @@ class Dispatcher:
                 on_violation(exc)
             except (TransportError, PeerRefusedError) as exc:
                 _leave_unanswered(message, exc, refuse)
-            except Exception:  # as in `serve`
+            except (
+                Exception
+            ):  # a fault of this handler: its request fails, and no other of the stream
                 logger.exception("the handler of %s failed", name_of(message))
                 refuse(_failure(message, "internal error"))
 

@@ -138,9 +138,8 @@ def _versions_under(folder: Path, own: Path) -> list[tuple[str, int, int]]:
     for where, names, files in os.walk(folder):
         names[:] = [n for n in names if not n.startswith(".") and Path(where, n) != own]
         for path in (Path(where, name) for name in files if not name.startswith(".")):
-            with suppress(
-                OSError
-            ):  # a link that leads nowhere, or a file that has gone: it is not read either
+            # A link that leads nowhere, or a file that has gone: it is not read either.
+            with suppress(OSError):
                 size, changed = _version_of(path) or (0, 0)
                 found.append((path.relative_to(folder).as_posix(), size, changed))
     return sorted(found)

@@ -561,9 +561,8 @@ async def test_nobody_there_is_an_error_in_time() -> None:
 async def test_a_slow_member_reduces_less_than_the_others() -> None:
     layout = Layout.of({"x": torch.empty(600_000)})
     slow = Link(bandwidth=2e6)
-    with trio.fail_after(
-        4 * DEADLINE
-    ):  # on a busy machine an estimate may have to be forgotten first
+    # On a busy machine an estimate may have to be forgotten first.
+    with trio.fail_after(4 * DEADLINE):
         async with open_memory_network() as network, AsyncExitStack() as stack:
             network.set_link(Link(bandwidth=20e6))
             hosts = [await stack.enter_async_context(network.open_host()) for _ in range(4)]

@@ -181,9 +181,8 @@ def _keep_parts(folder: Path, blobs: Iterable[bytes]) -> None:
     wanted = {blob.hex() for blob in blobs}
     for path in folder.glob("*"):
         if path.name.partition("-")[0] not in wanted:
-            with suppress(
-                OSError
-            ):  # of a disk that takes nothing it is said where something is written
+            # Of a disk that takes nothing it is said where something is written.
+            with suppress(OSError):
                 path.unlink()
 
 

@@ -81,9 +81,8 @@ class RoundSamples:
         """Have the slices of ranges on the disk, for `batches` a little later. Raises: as of that."""
         for number, info in self._infos(ranges).items():
             await self._fetch(number, info, seat, _FETCH_TIMEOUT)
-            self._blobs.slices.need_only(
-                self._needed
-            )  # it may go if those of a round have no room beside it
+            # It may go if those of a round have no room beside it.
+            self._blobs.slices.need_only(self._needed)
 
     def _infos(self, ranges: Sequence[SampleRange]) -> dict[int, SliceInfo]:
         numbers = sorted({each.slice for each in ranges})
