@@ -19,9 +19,9 @@ import trio
 from neurogrid.cli.commands import train, worker
 from neurogrid.cli.commands.main import COMMANDS, parse
 from neurogrid.cli.commands.train import TrainingLines, _judge_directory, _take_cluster, told
-from neurogrid.cli.commands.train_change import change
-from neurogrid.cli.commands.train_files import status
-from neurogrid.cli.commands.train_model import check_paths, place_of, run_directory
+from neurogrid.cli.commands.training.change import change
+from neurogrid.cli.commands.training.files import status
+from neurogrid.cli.commands.training.model import check_paths, place_of, run_directory
 from neurogrid.cli.commands.worker import take_work
 from neurogrid.cli.entry import neurogrid
 from neurogrid.cli.options.trust import Trust

@@ -1,6 +1,6 @@
 """`neurogrid train`: lead a training run, or serve its data, until it has ended.
 
-stdout gets the path of the last checkpoint, and nothing else. What ends at once is in `train_files` and `train_check`.
+stdout gets the path of the last checkpoint, and nothing else. What ends at once is in `training`.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ import trio
 
 from neurogrid.cli.commands.cluster import add_ticket_options
 from neurogrid.cli.commands.coordinator_options import CLUSTER_WAIT
-from neurogrid.cli.commands.train_change import add_change_options, change
-from neurogrid.cli.commands.train_check import add_check_options, check
-from neurogrid.cli.commands.train_files import (
+from neurogrid.cli.commands.training.change import add_change_options, change
+from neurogrid.cli.commands.training.check import add_check_options, check
+from neurogrid.cli.commands.training.files import (
     add_export_options,
     add_prepare_options,
     add_status_options,
@@ -26,10 +26,10 @@ from neurogrid.cli.commands.train_files import (
     prepare,
     status,
 )
-from neurogrid.cli.commands.train_model import add_run_file, check_paths, model_of, run_directory
-from neurogrid.cli.commands.train_seen import add_seen_options, check_seen_options, showing
-from neurogrid.cli.commands.train_testnet import add_testnet_options, testnet
-from neurogrid.cli.commands.train_verify import add_verify_options, verify
+from neurogrid.cli.commands.training.model import add_run_file, check_paths, model_of, run_directory
+from neurogrid.cli.commands.training.seen import add_seen_options, check_seen_options, showing
+from neurogrid.cli.commands.training.testnet import add_testnet_options, testnet
+from neurogrid.cli.commands.training.verify import add_verify_options, verify
 from neurogrid.cli.libraries import import_libraries
 from neurogrid.cli.options.common import (
     ArgumentParser,

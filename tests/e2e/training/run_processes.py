@@ -16,7 +16,7 @@ from typing import Any
 
 import trio
 
-from neurogrid.cli.commands.train_change import change
+from neurogrid.cli.commands.training.change import change
 from neurogrid.cli.terminal.screen import Screen
 from neurogrid.training.data.manifest import Manifest
 from neurogrid.training.runs.audit import audit

@@ -11,7 +11,7 @@ import torch
 import trio
 from torch import Tensor
 
-from neurogrid.cli.commands.train_change import change as change_run
+from neurogrid.cli.commands.training.change import change as change_run
 from neurogrid.cli.terminal.screen import Screen
 from neurogrid.training.data.slices import read_manifest, slice_path
 from neurogrid.training.optimizers.gradients import token_weighted_loss

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from neurogrid.cli.commands.train_model import place_of
+from neurogrid.cli.commands.training.model import place_of
 from neurogrid.errors import ConfigurationError
 from neurogrid.p2p.hosts.identity import Identity
 from neurogrid.p2p.transfer import BlobInfo, BytesSource

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from neurogrid.cli.commands.chain_check import chain_lines, span_of
-from neurogrid.cli.commands.train_model import add_run_file, model_of, run_directory
+from neurogrid.cli.commands.training.chain_check import chain_lines, span_of
+from neurogrid.cli.commands.training.model import add_run_file, model_of, run_directory
 from neurogrid.cli.libraries import import_libraries
 from neurogrid.cli.options.common import (
     ExitStatus,

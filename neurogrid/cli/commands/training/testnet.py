@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from neurogrid.cli.commands.train_model import add_run_file, run_directory
+from neurogrid.cli.commands.training.model import add_run_file, run_directory
 from neurogrid.cli.options.common import (
     ExitStatus,
     add_output_options,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import trio
 
-from neurogrid.cli.commands.train_model import EMBEDDED, place_of
+from neurogrid.cli.commands.training.model import EMBEDDED, place_of
 from neurogrid.cli.libraries import import_libraries
 from neurogrid.cli.options.common import (
     ExitStatus,
