@@ -13,7 +13,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
-from neurogrid.model.files.foreign_floats import NF4
+from neurogrid.model.files.foreign.floats import NF4
 from tests.families import FAMILIES, save_checkpoint
 
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 32, "sym": False, "desc_act": False}

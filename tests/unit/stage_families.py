@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 
 from neurogrid.model.files.checkpoint import Checkpoint as CheckpointFiles
 from neurogrid.model.files.config import model_config_message
-from neurogrid.model.files.foreign import quiet_transformers
+from neurogrid.model.files.model_code import quiet_transformers
 from neurogrid.model.files.tensor_names import is_end_tensor, layer_of
 from neurogrid.model.stages.stage import Ends, Stage
 from neurogrid.worker.held_model import HeldModel, proving

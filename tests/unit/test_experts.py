@@ -17,7 +17,7 @@ from neurogrid.errors import CheckpointError, UnsupportedModelError
 from neurogrid.model.files.blob import LayerBlob, parse_blob
 from neurogrid.model.files.checkpoint import Checkpoint
 from neurogrid.model.files.config import build_config
-from neurogrid.model.files.foreign_config import foreign_format
+from neurogrid.model.files.foreign.formats import foreign_format
 from neurogrid.model.files.quantization import Quantization
 from neurogrid.model.files.tensor_names import layer_of
 from neurogrid.model.kernels import Codes, join_rows, quantize

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from transformers.integrations.finegrained_fp8 import Fp8Dequantize
 
 from neurogrid.errors import CheckpointError, UnsupportedModelError
-from neurogrid.model.files.foreign_codes import ForeignFormat
-from neurogrid.model.files.foreign_config import foreign_format
+from neurogrid.model.files.foreign.codes import ForeignFormat
+from neurogrid.model.files.foreign.formats import foreign_format
 from neurogrid.model.kernels import E4M3, Codes
 from tests.foreign_checkpoints import (
     AWQ,

@@ -17,7 +17,7 @@ from neurogrid.errors import ModelError, RequestRefusedError
 from neurogrid.inference.sessions.steps import Step
 from neurogrid.model.adapters import Adapter
 from neurogrid.model.caches.cache import StageCache
-from neurogrid.model.files.foreign import MODEL_CODE_ERRORS
+from neurogrid.model.files.model_code import MODEL_CODE_ERRORS
 from neurogrid.model.stages.stage import Row
 from neurogrid.p2p.wire import ErrorCode
 from neurogrid.planner import name_range

@@ -23,7 +23,7 @@ import torch
 from safetensors.torch import save
 
 from neurogrid.errors import CheckpointError, UnsupportedModelError
-from neurogrid.model.files.foreign_codes import ForeignFormat
+from neurogrid.model.files.foreign.codes import ForeignFormat
 from neurogrid.model.files.quantization import CODES, METHODS, CodesForm, parts_of
 from neurogrid.model.files.safetensors_header import (
     FILE_DTYPES,

@@ -28,7 +28,7 @@ from transformers import (
 )
 
 from neurogrid.errors import CheckpointError, ConfigurationError, UnsupportedModelError
-from neurogrid.model.files.foreign import quiet_transformers
+from neurogrid.model.files.model_code import quiet_transformers
 from neurogrid.model.files.quantization import Quantization
 from neurogrid.model.files.sanitize import (
     FLOAT_TAG,

@@ -25,8 +25,8 @@ from neurogrid.model.files.checkpoint_files import (
     weight_files,
     with_text_config,
 )
-from neurogrid.model.files.foreign_codes import ForeignFormat
-from neurogrid.model.files.foreign_config import foreign_format
+from neurogrid.model.files.foreign.codes import ForeignFormat
+from neurogrid.model.files.foreign.formats import foreign_format
 from neurogrid.model.files.safetensors_header import (
     FILE_DTYPES,
     FLOAT8,

@@ -27,7 +27,7 @@ from transformers.utils.chat_template_utils import render_jinja_template
 
 from neurogrid.errors import CheckpointError, ConfigurationError
 from neurogrid.model.files.chat_template import TemplateBusyError, TemplateRenderer
-from neurogrid.model.files.foreign import quiet_transformers
+from neurogrid.model.files.model_code import quiet_transformers
 
 __all__ = ["TEMPLATE_ARGUMENTS", "ChatEnding", "TextStream", "TokenKind", "Tokenizer"]
 

@@ -25,7 +25,7 @@ from transformers import AutoImageProcessor, AutoTokenizer
 from transformers.models.auto import processing_auto
 
 from neurogrid.errors import CheckpointError, ConfigurationError, UnsupportedModelError
-from neurogrid.model.files.foreign import one_line, quiet_transformers
+from neurogrid.model.files.model_code import one_line, quiet_transformers
 from neurogrid.model.images.decoding import MAX_IMAGE_PIXELS, decode_image, open_image
 from neurogrid.model.images.turns import ImagesInTurn, TooManyTokensError
 from neurogrid.p2p.wire import ImageSpan

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 
 from neurogrid.errors import ConfigurationError
-from neurogrid.model.files.foreign import quiet_transformers
+from neurogrid.model.files.model_code import quiet_transformers
 
 if TYPE_CHECKING:
     from PIL.Image import Image

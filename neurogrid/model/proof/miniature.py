@@ -28,7 +28,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM, DynamicCache, GenerationConfig, PreTrainedConfig
 
 from neurogrid.errors import UnsupportedModelError
-from neurogrid.model.files.foreign import one_line, quiet_transformers
+from neurogrid.model.files.model_code import one_line, quiet_transformers
 from neurogrid.model.files.tensor_names import layer_of
 from neurogrid.model.proof.miniature_config import LengthLimit, miniatures
 from neurogrid.model.proof.miniature_fused import layers_fuse

@@ -17,7 +17,7 @@ from torch import nn
 from transformers import PreTrainedConfig
 
 from neurogrid.errors import UnsupportedModelError
-from neurogrid.model.files.foreign import one_line, quiet_transformers
+from neurogrid.model.files.model_code import one_line, quiet_transformers
 from neurogrid.model.files.quantization import Quantization
 from neurogrid.model.files.tensor_names import numbers_hidden
 from neurogrid.model.kernels import quantize

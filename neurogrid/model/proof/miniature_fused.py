@@ -17,7 +17,7 @@ import torch
 from transformers import PreTrainedConfig
 
 from neurogrid.errors import ModelError
-from neurogrid.model.files.foreign import MODEL_CODE_ERRORS
+from neurogrid.model.files.model_code import MODEL_CODE_ERRORS
 from neurogrid.model.kernels import library
 from neurogrid.model.proof.miniature_config import LengthLimit
 from neurogrid.model.proof.miniature_rows import NotEqualError, row_bounds

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import torch
 
 from neurogrid.errors import ModelError
-from neurogrid.model.files.foreign import MODEL_CODE_ERRORS
+from neurogrid.model.files.model_code import MODEL_CODE_ERRORS
 from neurogrid.model.proof.miniature_rows import ROWS_TOLERANCE
 from neurogrid.model.proof.miniature_split import Split
 

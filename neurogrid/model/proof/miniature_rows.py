@@ -16,7 +16,7 @@ import torch
 
 from neurogrid.errors import ModelError
 from neurogrid.model.caches.row_groups import zone_of
-from neurogrid.model.files.foreign import MODEL_CODE_ERRORS, one_line
+from neurogrid.model.files.model_code import MODEL_CODE_ERRORS, one_line
 from neurogrid.model.proof.miniature_config import LengthLimit
 from neurogrid.model.proof.miniature_split import Split
 

@@ -24,7 +24,7 @@ from neurogrid.model.files.config import (
     config_fingerprint,
     resolve_dtype,
 )
-from neurogrid.model.files.foreign import one_line
+from neurogrid.model.files.model_code import one_line
 from neurogrid.model.files.quantization import Quantization
 from neurogrid.model.proof.miniature import SplitTraits, check_splittable
 from neurogrid.model.proof.miniature_experts import check_experts

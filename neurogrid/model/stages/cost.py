@@ -18,7 +18,7 @@ from torch import nn
 from transformers import PreTrainedConfig
 
 from neurogrid.model.caches.cache import StageCache
-from neurogrid.model.files.foreign import MODEL_CODE_ERRORS, quiet_transformers
+from neurogrid.model.files.model_code import MODEL_CODE_ERRORS, quiet_transformers
 from neurogrid.model.files.quantization import Quantization
 from neurogrid.model.files.tensor_names import numbers_hidden
 from neurogrid.model.kernels import coded_size

@@ -36,7 +36,7 @@ from torch import nn
 
 from neurogrid.errors import ModelError
 from neurogrid.model.caches.cache import StageCache
-from neurogrid.model.files.foreign import MODEL_CODE_ERRORS
+from neurogrid.model.files.model_code import MODEL_CODE_ERRORS
 from neurogrid.model.stages.module_watch import Seen, Watch, narrow_products
 from neurogrid.model.stages.skeleton import Skeleton
 

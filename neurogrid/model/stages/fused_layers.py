@@ -24,7 +24,7 @@ from torch import nn
 from torch.nn import functional
 
 from neurogrid.model.adapters.row_adapters import RowAdapters
-from neurogrid.model.files.foreign import MODEL_CODE_ERRORS
+from neurogrid.model.files.model_code import MODEL_CODE_ERRORS
 from neurogrid.model.kernels import (
     NUM_PLACES,
     Activation,

@@ -30,7 +30,7 @@ from transformers.core_model_loading import revert_weight_conversion
 from neurogrid.errors import UnsupportedModelError
 from neurogrid.model.caches.cache import StageCache
 from neurogrid.model.caches.prepared import LayerCall, Recorder, same_values
-from neurogrid.model.files.foreign import MODEL_CODE_ERRORS, one_line, quiet_transformers
+from neurogrid.model.files.model_code import MODEL_CODE_ERRORS, one_line, quiet_transformers
 from neurogrid.model.files.quantization import CodesForm, Quantization, gather_codes
 from neurogrid.model.files.tensor_names import is_end_tensor, layer_of, numbers_hidden
 from neurogrid.model.images.places import ImagePlaces

@@ -19,7 +19,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from neurogrid.errors import CheckpointError
-from neurogrid.model.files.foreign import MODEL_CODE_ERRORS, one_line, quiet_transformers
+from neurogrid.model.files.model_code import MODEL_CODE_ERRORS, one_line, quiet_transformers
 from neurogrid.model.files.safetensors_header import ALIGNMENT
 from neurogrid.model.stages.device_copies import DeviceCopies
 

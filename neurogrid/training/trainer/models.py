@@ -14,7 +14,7 @@ from neurogrid.errors import CheckpointError, ConfigurationError, UnsupportedMod
 from neurogrid.model.files.checkpoint import Checkpoint
 from neurogrid.model.files.checkpoint_files import read_model_config, weight_files
 from neurogrid.model.files.config import build_config, build_image_config
-from neurogrid.model.files.foreign import MODEL_CODE_ERRORS, one_line, quiet_transformers
+from neurogrid.model.files.model_code import MODEL_CODE_ERRORS, one_line, quiet_transformers
 from neurogrid.training.trainer.memory import is_out_of_memory
 
 __all__ = ["make_model", "parse_config", "save_model", "trained_parameters"]

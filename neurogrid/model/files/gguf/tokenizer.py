@@ -7,7 +7,7 @@ from typing import Any, Final
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from neurogrid.errors import CheckpointError, UnsupportedModelError
-from neurogrid.model.files.foreign import one_line, quiet_transformers
+from neurogrid.model.files.model_code import one_line, quiet_transformers
 from neurogrid.model.files.gguf.metadata import Metadata
 
 __all__ = ["end_tokens", "make_tokenizer"]

@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM
 
 from neurogrid.errors import CheckpointError, NeuroGridError
 from neurogrid.model.files.config import build_config
-from neurogrid.model.files.foreign import quiet_transformers
+from neurogrid.model.files.model_code import quiet_transformers
 from neurogrid.training.checkpoints import (
     CheckpointDraft,
     latest_checkpoint,

@@ -1,6 +1,6 @@
 """Matrices of little floats as others quantise them: bitsandbytes NF4, fp8 in blocks, and mxfp4.
 
-The formats are told in foreign_codes.py.
+The formats are told in codes.py.
 
 Shape legend: O outputs, I inputs, S groups of inputs that share a scale.
 """
@@ -15,7 +15,7 @@ from typing import Final
 import torch
 
 from neurogrid.errors import CheckpointError, UnsupportedModelError
-from neurogrid.model.files.foreign_layout import (
+from neurogrid.model.files.foreign.layout import (
     MAX_SIZE,
     Described,
     Layout,

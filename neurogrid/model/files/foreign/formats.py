@@ -1,6 +1,6 @@
 """Format of a quantised checkpoint, by the quantization_config of its config.json: read exactly, or refused.
 
-What is not known is refused, and so is a setting that changes what is stored in a way that `foreign_codes` does not
+What is not known is refused, and so is a setting that changes what is stored in a way that `codes` does not
 read. Settings of the run that change nothing there are passed by.
 """
 
@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from neurogrid.errors import UnsupportedModelError
-from neurogrid.model.files.foreign_codes import ForeignFormat
-from neurogrid.model.files.foreign_layout import MAX_SIZE
+from neurogrid.model.files.foreign.codes import ForeignFormat
+from neurogrid.model.files.foreign.layout import MAX_SIZE
 from neurogrid.model.kernels import CODE_GROUP
 
 __all__ = ["foreign_format"]

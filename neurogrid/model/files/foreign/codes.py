@@ -36,9 +36,9 @@ from typing import Final
 import torch
 
 from neurogrid.errors import CheckpointError
-from neurogrid.model.files.foreign_floats import LITTLE_FLOATS, STATE, group_of_fp8
-from neurogrid.model.files.foreign_integers import G_IDX, INTEGERS, ZERO_POINT
-from neurogrid.model.files.foreign_layout import (
+from neurogrid.model.files.foreign.floats import LITTLE_FLOATS, STATE, group_of_fp8
+from neurogrid.model.files.foreign.integers import G_IDX, INTEGERS, ZERO_POINT
+from neurogrid.model.files.foreign.layout import (
     Described,
     Layout,
     Shapes,

@@ -1,6 +1,6 @@
 """Matrices of integers as others quantise them: GPTQ, AWQ, compressed-tensors, and bitsandbytes with 8 bits.
 
-The formats are told in foreign_codes.py.
+The formats are told in codes.py.
 
 Shape legend: O outputs, I inputs, S groups of inputs that share a scale, P codes in an int32.
 """
@@ -13,7 +13,7 @@ from typing import Final
 import torch
 
 from neurogrid.errors import CheckpointError, UnsupportedModelError
-from neurogrid.model.files.foreign_layout import (
+from neurogrid.model.files.foreign.layout import (
     FLOATS,
     Described,
     Expected,
