@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
@@ -35,7 +35,7 @@ from neurogrid.training.averaging.parts import Layout
 from neurogrid.training.averaging.reductions import Result
 from neurogrid.training.averaging.rounds import Action, Fetch, Message, Reduce
 from neurogrid.training.averaging.rounds.plans import _shares
-from neurogrid.training.wire import GroupSettings, Status
+from neurogrid.training.wire import Decision, GroupSettings, Status
 
 DEADLINE = 60
 TIMEOUT = 30
@@ -193,6 +193,40 @@ async def test_a_member_that_is_late_gets_the_outcome_without_its_vector() -> No
         assert not late.has_contributed
         assert late.round == 1
         assert torch.equal(late.values, first[0].values)
+        assert all(o.has_contributed for o in await peers.average(given))
+
+
+async def test_a_vector_that_comes_while_an_outcome_is_on_its_way_is_in_no_round(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its call comes to that outcome: of a later round that has the vector its owner would not know."""
+    async with a_group(3) as peers:
+        late = peers.all[2].group
+        fetch, may_fetch = late._fetch, trio.Event()
+
+        async def fetch_late(decision: Decision, holders: Sequence[str]) -> Result:
+            await may_fetch.wait()
+            return await fetch(decision, holders)
+
+        async def comes_late() -> None:
+            outcome = await late.average(given[2], timeout=TIMEOUT)
+            assert (outcome.round, outcome.has_contributed) == (1, False)
+
+        monkeypatch.setattr(late, "_fetch", fetch_late)
+        given = vectors(3)
+        await peers.average(given[:2])
+        while not late.round:
+            await trio.sleep(0.02)
+        with pytest.raises(RoundTimeout):
+            await late.average(given[2], timeout=0.1)
+        assert not late.may_have_contributed
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(comes_late)
+            outcomes = await peers.average(given[:2])
+            assert all(late.peer_id not in outcome.contributors for outcome in outcomes)
+            may_fetch.set()
+        outcome = await late.average(given[2], timeout=TIMEOUT)
+        assert (outcome.round, outcome.has_contributed) == (2, False)
         assert all(o.has_contributed for o in await peers.average(given))
 
 

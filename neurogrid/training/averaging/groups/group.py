@@ -311,7 +311,8 @@ class Group:
     async def average(self, vector: Tensor, *, weight: float = 1.0, timeout: float) -> Outcome:
         """Contribute to the next round, and wait for its outcome.
 
-        A member that comes too late for a round is given that round's outcome at once, without its vector in it.
+        A member that comes too late for a round is given that round's outcome, as soon as it is here, without its
+        vector in it.
 
         Args:
             vector: float32 [num_elements], contiguous, on the CPU. Not to be written to until the call has ended.
@@ -328,12 +329,18 @@ class Group:
         with self._one_call():
             if self._outcomes:
                 return self._next_outcome()
-            self._vector = vector
             self._num_calls += 1
+            until = trio.current_time() + timeout
+            if self._is_awaiting_outcome:
+                # It is what this call comes to: the round after it is not to have this vector, too.
+                await self._wait_delivered(until, timeout)
+                if self._outcomes:
+                    return self._next_outcome()
+            self._vector = vector
             try:
                 self._machine.contribute(weight, trio.current_time())
                 self._act()
-                return await self._wait_outcome(timeout, self._num_calls)
+                return await self._wait_outcome(until, timeout, self._num_calls)
             finally:
                 if self._vector is not None:
                     self._withdraw()
@@ -366,7 +373,7 @@ class Group:
                 return self._next_outcome()
             self._machine.observe(True, trio.current_time())
             self._act()
-            return await self._wait_outcome(timeout)
+            return await self._wait_outcome(trio.current_time() + timeout, timeout)
 
     async def all_reduce(
         self, tensors: Mapping[str, Tensor], *, weight: float = 1.0, timeout: float
@@ -447,12 +454,28 @@ class Group:
             return outcome
         return replace(outcome, is_of_withdrawn=with_vector_of != call, call=with_vector_of)
 
-    async def _wait_outcome(self, timeout: float, call: int = -1) -> Outcome:
-        with trio.move_on_after(timeout):
+    @property
+    def _is_awaiting_outcome(self) -> bool:
+        """Whether a round was decided whose outcome is on its way to this member."""
+        return bool(self._undelivered_digests)
+
+    async def _wait_delivered(self, until: float, timeout: float) -> None:
+        """Wait for the outcome that is on its way, be it one that a state has already."""
+        with trio.CancelScope(deadline=until):
+            while self._is_awaiting_outcome and not self._outcomes:
+                await self._wait_change()
+            return
+        raise self._late(timeout)
+
+    async def _wait_outcome(self, until: float, timeout: float, call: int = -1) -> Outcome:
+        with trio.CancelScope(deadline=until):
             while not self._outcomes:
                 await self._wait_change()
             return self._next_outcome(call)
-        raise RoundTimeout(self._machine.round + 1, timeout, self._who_is_missing())
+        raise self._late(timeout)
+
+    def _late(self, timeout: float) -> RoundTimeout:
+        return RoundTimeout(self._machine.round + 1, timeout, self._who_is_missing())
 
     def _check_vector(self, vector: Tensor, weight: float) -> None:
         is_right = (
@@ -730,7 +753,7 @@ class Group:
 
     def _release_old(self) -> None:
         """Hold no longer what was not decided, and what all members had computed when it was."""
-        kept = {*self._wanted, *+self._undelivered_digests, self._last_digest}
+        kept = {*self._wanted, *self._undelivered_digests, self._last_digest}
         for digest in [digest for digest in self._results if digest not in kept]:
             self._release(digest)
 
@@ -799,7 +822,10 @@ class Group:
 
     def _note_delivered(self, decision: Decision) -> None:
         self._undelivered_digests[decision.digest] -= 1
+        if not self._undelivered_digests[decision.digest]:
+            del self._undelivered_digests[decision.digest]
         self._release_old()
+        self._note_change()
 
     # Joining
 
