@@ -180,6 +180,19 @@ async def test_tensors_of_a_model_are_replaced_by_their_means() -> None:
             assert all(torch.equal(t, torch.full_like(t, 2.0)) for t in model.values())
 
 
+async def test_tensors_of_inference_mode_are_replaced_as_parameters_are() -> None:
+    """The loop of a blocking group is in another thread than the one that is in that mode."""
+    async with a_group(2) as peers, trio.open_nursery() as nursery:
+        with torch.inference_mode():
+            results = {name: torch.full(shape, 1.0) for name, shape in SHAPES.items()}
+        model = {name: torch.full(shape, 3.0).requires_grad_() for name, shape in SHAPES.items()}
+        for peer, tensors in zip(peers.all, (results, model), strict=True):
+            nursery.start_soon(_all_reduce, peer.group, tensors)
+    for tensor in (*results.values(), *model.values()):
+        assert bool((tensor == 2.0).all())
+    assert all(tensor.is_leaf and tensor.requires_grad for tensor in model.values())
+
+
 async def _all_reduce(group: Group, tensors: dict[str, Tensor]) -> None:
     await group.all_reduce(tensors, timeout=TIMEOUT)
 

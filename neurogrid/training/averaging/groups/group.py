@@ -388,7 +388,8 @@ class Group:
         vector = torch.empty(self.layout.num_elements)
         self.layout.flatten(tensors, vector)
         outcome = await self.average(vector, weight=weight, timeout=timeout)
-        with torch.no_grad():
+        # Tensors of inference mode may be written to in it alone; parameters may be in it, too.
+        with torch.inference_mode():
             for name, aggregate in self.layout.views(outcome.values).items():
                 tensors[name].copy_(aggregate)
         return outcome
