@@ -45,12 +45,14 @@ class Flat:
 
     def take(self, other: Flat) -> None:
         """Copy the elements of another one of this size."""
-        self.elements.copy_(other.elements)
+        with torch.inference_mode():  # as in `Reduction.reduce`
+            self.elements.copy_(other.elements)
 
     def give_back(self) -> None:
         """Copy the elements to the tensor, if they are a copy."""
         if not self._tensor.is_contiguous():
-            self._tensor.copy_(self.elements.view(self._tensor.shape))
+            with torch.inference_mode():
+                self._tensor.copy_(self.elements.view(self._tensor.shape))
 
     @property
     def num_bytes(self) -> int:

@@ -61,14 +61,16 @@ class Reduction:
 
     def reduce(self, rows: Sequence[torch.Tensor], out: torch.Tensor) -> None:
         """Fold the rows into `out`, which may be one of them. All are flat, of one length and dtype."""
-        for start in range(0, out.numel(), BLOCK):
-            stop = start + BLOCK
-            total = rows[0][start:stop].clone()
-            for row in rows[1:]:
-                self._fold(total, row[start:stop])
-            if self._divisor > 1:
-                total.div_(self._divisor)
-            out[start:stop].copy_(total)
+        # Tensors of inference mode may be written to in it alone, and it is their caller's thread's.
+        with torch.inference_mode():
+            for start in range(0, out.numel(), BLOCK):
+                stop = start + BLOCK
+                total = rows[0][start:stop].clone()
+                for row in rows[1:]:
+                    self._fold(total, row[start:stop])
+                if self._divisor > 1:
+                    total.div_(self._divisor)
+                out[start:stop].copy_(total)
 
 
 def reduction_of(op: object, dtype: torch.dtype, num_ranks: int) -> Reduction:
