@@ -152,7 +152,15 @@ class NeuroGridProcessGroup(_ProcessGroup):  # type: ignore[misc]
         """Put the tensors of all ranks into a list on each, in the order of ranks."""
         return self._gather_all("all_gather", outputs, inputs, opts)
 
-    allgather_coalesced = allgather
+    def allgather_coalesced(
+        self, outputs: list[Tensors], inputs: Tensors, opts: Any = None
+    ) -> Pending:
+        """As `allgather`, of several tensors; the r-th list is for those of rank r."""
+        for row in outputs:
+            sizes = [tensor.numel() for tensor in inputs]
+            self._check_sizes("all_gather_coalesced", row, sizes)
+        rows = [list(row) for row in zip(*outputs, strict=True)]
+        return self._gather_all("all_gather_coalesced", rows, inputs, opts)
 
     def all_gather_single(
         self, output: torch.Tensor, input: torch.Tensor, opts: Any = None

@@ -8,7 +8,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
+from neurogrid.errors import ConfigurationError
 from neurogrid.p2p.hosts.identity import Identity
 from neurogrid.p2p.trust import AllowList
 from neurogrid.training.distributed.meeting import meet
@@ -41,6 +43,31 @@ def groups() -> Iterator[Groups]:
 def wait(works: Sequence[Pending]) -> None:
     for work in works:
         work.wait()
+
+
+def test_tensors_that_are_gathered_together_are_listed_by_rank(groups: Groups) -> None:
+    """As `all_gather_coalesced` has them: the list of a rank has its tensors, in their order."""
+
+    def of(rank: int) -> list[Tensor]:
+        return [torch.full((2,), 10.0 * rank), torch.full((2,), 10.0 * rank + 1)]
+
+    places = [[[torch.empty(2) for _ in range(2)] for _ in range(2)] for _ in groups]
+    wait(
+        [
+            group.allgather_coalesced(out, of(rank))
+            for rank, (group, out) in enumerate(zip(groups, places, strict=True))
+        ]
+    )
+    for out in places:
+        for rank, row in enumerate(out):
+            assert all(map(torch.equal, row, of(rank)))
+
+
+def test_other_tensors_than_are_gathered_together_are_refused(groups: Groups) -> None:
+    with pytest.raises(ConfigurationError, match="all_gather_coalesced wants 1 tensors"):
+        groups[0].allgather_coalesced([[torch.empty(2)] * 2] * 2, [torch.empty(2)])
+    with pytest.raises(ConfigurationError, match="all_gather_coalesced wants 2 tensors"):
+        groups[0].allgather_coalesced([[torch.empty(2)]], [torch.empty(2)])
 
 
 def test_tensors_of_inference_mode_are_written_to(groups: Groups) -> None:
