@@ -491,7 +491,14 @@ class NeuroGridProcessGroup(_ProcessGroup):  # type: ignore[misc]
         if not splits:
             if tensor.numel() % size:
                 raise ConfigurationError(f"{tuple(tensor.shape)} has no {size} equal parts")
-            return list(tensor.view(size, -1).unbind())
+            if tensor.is_contiguous():
+                return list(tensor.view(size, -1).unbind())
+            if tensor.shape[0] % size:
+                raise ConfigurationError(
+                    f"{tuple(tensor.shape)} is not contiguous, and has no {size} equal parts of whole rows: "
+                    "make it contiguous (.contiguous())"
+                )
+            return list(tensor.chunk(size))
         if len(splits) != size or sum(splits) != tensor.shape[0]:
             raise ConfigurationError(
                 f"{list(splits)} is no split of {tensor.shape[0]} rows in {size}"

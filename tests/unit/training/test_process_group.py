@@ -70,6 +70,30 @@ def test_other_tensors_than_are_gathered_together_are_refused(groups: Groups) ->
         groups[0].allgather_coalesced([[torch.empty(2)]], [torch.empty(2)])
 
 
+def test_parts_of_a_tensor_that_is_not_contiguous_are_its_rows(groups: Groups) -> None:
+    shared = torch.arange(12.0).view(3, 4)
+    outs = [torch.empty(2, 3) for _ in groups]
+    opts = dist.ReduceScatterOptions()
+    opts.reduceOp = dist.ReduceOp.SUM
+    wait(
+        [
+            group.reduce_scatter_single(out, shared.t(), opts)
+            for group, out in zip(groups, outs, strict=True)
+        ]
+    )
+    assert torch.equal(torch.cat(outs), 2 * shared.t())
+    strided = [torch.empty(3, 4).t() for _ in groups]
+    wait(
+        [
+            group.all_gather_single(out, shared.t()[2 * rank : 2 * rank + 2])
+            for rank, (group, out) in enumerate(zip(groups, strided, strict=True))
+        ]
+    )
+    assert all(torch.equal(out, shared.t()) for out in strided)
+    with pytest.raises(ConfigurationError, match="make it contiguous"):
+        groups[0].all_gather_single(torch.empty(4, 3).t(), torch.empty(6))
+
+
 def test_tensors_of_inference_mode_are_written_to(groups: Groups) -> None:
     """Metrics of an evaluation are added up in it, and the loop's thread is not."""
     with torch.inference_mode():
