@@ -52,7 +52,7 @@ class Channel:
         self.changed = RenewedEvent()
 
     async def send(self, number: int, data: Data) -> None:
-        """Send a post once it may be; returns when it is on the connection, so that `data` may be changed.
+        """Send a post once it may be; returns when it is on the connection. However it ends, `data` may change.
 
         Raises:
             RankError: the rank is gone, or something else in the group failed.
@@ -62,7 +62,8 @@ class Channel:
             await self.changed.wait()
         self._check()
         self.outgoing.sent(number, len(data))
-        await self._send(number, data)
+        # A copy: what was begun goes out whole, also after an operation that failed has given its tensor back.
+        await self._send(number, bytes(data))
 
     async def take(self, number: int) -> Data:
         """Wait for a post that has a place, and take it.

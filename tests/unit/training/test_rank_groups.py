@@ -13,10 +13,11 @@ import trio
 from torch.distributed import ReduceOp
 
 from neurogrid.errors import NeuroGridError, TransportError
-from neurogrid.p2p.memory import open_memory_network
+from neurogrid.p2p.memory import Link, open_memory_network
 from neurogrid.p2p.trust import Insecure
 from neurogrid.p2p.wire import TensorMessage
 from neurogrid.training.distributed import collectives, group
+from neurogrid.training.distributed.chunks import CHUNK_BYTES
 from neurogrid.training.distributed.collectives import Flat
 from neurogrid.training.distributed.errors import RankError
 from neurogrid.training.distributed.group import NOTICE, Group
@@ -31,10 +32,10 @@ TIMEOUT = 30.0
 
 
 @asynccontextmanager
-async def open_ranks(size: int) -> AsyncIterator[list[Group]]:
+async def open_ranks(size: int, link: Link | None = None) -> AsyncIterator[list[Group]]:
     """Groups of so many ranks, connected."""
     async with AsyncExitStack() as stack:
-        network = await stack.enter_async_context(open_memory_network())
+        network = await stack.enter_async_context(open_memory_network(link))
         hosts = [await stack.enter_async_context(network.open_host()) for _ in range(size)]
         nodes = [Node(host, Insecure()) for host in hosts]
         peer_ids = [host.peer_id for host in hosts]
@@ -109,6 +110,19 @@ async def test_many_small_sends_wait_for_a_receiver_that_is_late() -> None:
         assert other.channel(0, 5).incoming.early_cost == WINDOW_BYTES
         for _ in range(num_posts):
             assert len(await receiving.incoming(0, 0, 0).take(0)) == 0
+
+
+async def test_a_post_that_was_begun_arrives_as_it_was_when_its_operation_has_failed() -> None:
+    """The caller has its tensor back, and may write to it while the rest of the post is still to go out."""
+    async with open_ranks(2, Link(delay=0.05)) as (one, other):
+        tensor = torch.ones(CHUNK_BYTES, dtype=torch.uint8)
+        sending = Operation(one, "send", tag=1, timeout=TIMEOUT).outgoing(1, 0, CHUNK_BYTES)
+        with trio.move_on_after(0.1) as scope:
+            await sending.send_all(Flat(tensor).memory)
+        assert scope.cancelled_caught
+        tensor.zero_()
+        receiving = Operation(other, "recv", tag=1, timeout=TIMEOUT).incoming(0, 0, CHUNK_BYTES)
+        assert bytes(await receiving.take(0)) == b"\x01" * CHUNK_BYTES
 
 
 async def send_raw(of: Group, data: bytes = b"", **fields: int) -> None:
