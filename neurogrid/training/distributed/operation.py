@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 from neurogrid.p2p.wire import Data
 from neurogrid.training.distributed.chunks import Span, chunks_of
@@ -48,6 +48,13 @@ class Operation:
         channel = self.group.channel(rank, self.tag)
         first = channel.expect([end - begin for begin, end in chunks])
         return Incoming(self, channel, first, chunks, is_derived=is_derived)
+
+    async def early_rank(self) -> int:
+        """Wait for a rank that has sent something nobody asked for; as `Group.early_rank`."""
+        with ExitStack() as stack:
+            for rank in self.group.others:
+                stack.enter_context(self.waits_for(rank))
+            return await self.group.early_rank(self.tag)
 
     @contextmanager
     def waits_for(self, rank: int, *, is_derived: bool = False) -> Iterator[None]:

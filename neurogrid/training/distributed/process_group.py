@@ -350,11 +350,10 @@ class NeuroGridProcessGroup(_ProcessGroup):  # type: ignore[misc]
         flats = self._flats(tensors)
         operation = self._operation("recv", tag, None)
         pending = self._pending("recv", tensors)
-        group = self._group
 
         async def run(operation: Operation) -> None:
             async with self._any_source.setdefault(tag, trio.Lock()):
-                rank = await group.early_rank(operation.tag)
+                rank = await operation.early_rank()
                 incoming = operation.incoming(rank, 0, flats[0].num_bytes)
             pending.source = rank
             await incoming.take_all(flats[0].memory)

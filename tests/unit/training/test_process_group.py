@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from torch import Tensor
 from neurogrid.errors import ConfigurationError
 from neurogrid.p2p.hosts.identity import Identity
 from neurogrid.p2p.trust import AllowList
+from neurogrid.training.distributed.errors import RankError
 from neurogrid.training.distributed.meeting import meet
 from neurogrid.training.distributed.node import NodeThread, Places
 from neurogrid.training.distributed.process_group import NeuroGridProcessGroup
@@ -92,6 +94,13 @@ def test_parts_of_a_tensor_that_is_not_contiguous_are_its_rows(groups: Groups) -
     assert all(torch.equal(out, shared.t()) for out in strided)
     with pytest.raises(ConfigurationError, match="make it contiguous"):
         groups[0].all_gather_single(torch.empty(4, 3).t(), torch.empty(6))
+
+
+def test_a_receive_from_any_rank_for_which_nothing_is_sent_names_the_others(groups: Groups) -> None:
+    groups[0].set_timeout(timedelta(seconds=0.3))
+    with pytest.raises(RankError, match=r"recv in all did not end .* waited for rank 1 ") as caught:
+        groups[0].recv_anysource([torch.empty(1)], 0).wait()
+    assert caught.value.ranks == (1,)
 
 
 def test_tensors_of_inference_mode_are_written_to(groups: Groups) -> None:
