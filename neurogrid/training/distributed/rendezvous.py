@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
 from datetime import timedelta
@@ -77,9 +78,7 @@ def find_store(
         thread = _lead(address, places, size, seconds)
         peer_id = thread.identity.peer_id
     else:
-        ticket = _ticket(address, rank, seconds)
-        thread = _join(ticket, places, seconds)
-        peer_id = ticket.peer_id
+        thread, peer_id = _find(address, rank, places, seconds)
     return thread, ServedStore(thread, peer_id, seconds), rank, size
 
 
@@ -152,44 +151,78 @@ def _show(ticket: Ticket, address: str, directory: Path, size: int) -> None:
 # The others
 
 
-def _ticket(address: str, rank: int, seconds: float) -> Ticket:
+def _find(address: str, rank: int, places: Places, seconds: float) -> tuple[NodeThread, str]:
+    """Reach rank 0 by the ticket, or by that which it writes to the file later: there may be one of an earlier run."""
+    deadline = time.monotonic() + seconds
+    while True:
+        text = _ticket(address, rank, deadline, seconds)
+        ticket = Ticket.parse(text)
+        thread = _join(ticket, places, deadline, seconds, partial(_is_other, address, text))
+        if thread is not None:
+            return thread, ticket.peer_id
+
+
+def _ticket(address: str, rank: int, deadline: float, seconds: float) -> str:
     if address.startswith("@"):
-        return Ticket.parse(_read_file(Path(address[1:]), seconds))
+        return _read_file(Path(address[1:]), deadline, seconds)
     text = address or os.environ.get(TICKET_VARIABLE, "")
     if not text:
         raise ConfigurationError(
             f"rank {rank} needs the ticket that rank 0 shows: set {TICKET_VARIABLE}, or give "
             "init_method neurogrid://TICKET"
         )
-    return Ticket.parse(text)
+    return text
 
 
-def _read_file(path: Path, seconds: float) -> str:
-    deadline = time.monotonic() + seconds
-    while (data := read_private(path, MAX_TICKET_FILE_BYTES)) is None:
+def _read_file(path: Path, deadline: float, seconds: float) -> str:
+    while (text := _content(path)) is None or _has_expired(text):
         if time.monotonic() > deadline:
+            if text is not None:
+                return text
             raise RankError(f"waited {seconds:g} s for rank 0 to write {path}", ranks=[0])
         time.sleep(LOOK_INTERVAL)
-    return data.decode("ascii", "replace")
+    return text
 
 
-def _join(ticket: Ticket, places: Places, seconds: float) -> NodeThread:
+def _content(path: Path) -> str | None:
+    data = read_private(path, MAX_TICKET_FILE_BYTES)
+    return data.decode("ascii", "replace") if data is not None else None
+
+
+def _has_expired(text: str) -> bool:
+    return Ticket.parse(text, now=0.0).token.not_after <= time.time()
+
+
+def _is_other(address: str, text: str) -> bool:
+    """Whether the file with the ticket, if there is one, has another by now."""
+    return address.startswith("@") and _content(Path(address[1:])) not in (None, text)
+
+
+def _join(
+    ticket: Ticket, places: Places, deadline: float, seconds: float, is_old: Callable[[], bool]
+) -> NodeThread | None:
+    """The node of this process, connected to rank 0; None where there is another ticket to reach it by."""
     membership = Membership(ticket.cluster_key)
     admission = ClusterAdmission(membership, admits={COORDINATOR, WORKER}, ticket=ticket)
     thread = NodeThread(places, Identity.generate(), admission)
+    is_reached = False
     try:
-        thread.call(partial(_dial, thread.node, ticket, seconds))
-    except BaseException:
-        thread.close()
-        raise
-    return thread
+        is_reached = thread.call(
+            partial(_dial, thread.node, ticket, deadline - time.monotonic(), seconds, is_old)
+        )
+    finally:
+        if not is_reached:
+            thread.close()
+    return thread if is_reached else None
 
 
-async def _dial(node: Node, ticket: Ticket, seconds: float) -> None:
-    """Reach rank 0, which may not listen yet."""
+async def _dial(
+    node: Node, ticket: Ticket, left: float, seconds: float, is_old: Callable[[], bool]
+) -> bool:
+    """Reach rank 0, which may not listen yet; False where the ticket is old."""
     addresses = ticket.whereabouts.dial_addresses
     error: NeuroGridError | None = None
-    with trio.move_on_after(seconds):
+    with trio.move_on_after(max(0.0, left)):
         while True:
             try:
                 await node.host.connect_any(addresses)
@@ -198,7 +231,9 @@ async def _dial(node: Node, ticket: Ticket, seconds: float) -> None:
                 error = exc
             else:
                 await node.use_relays(ticket.addresses[:1])
-                return
+                return True
+            if is_old():
+                return False
             await trio.sleep(DIAL_INTERVAL)
     raise RankError(
         f"rank 0 ({ticket.peer_id}) was not reached within {seconds:g} s: {error}", ranks=[0]
