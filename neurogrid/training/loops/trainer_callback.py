@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any
 
 from torch import nn
@@ -12,6 +13,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from neurogrid.errors import ConfigurationError
 from neurogrid.training.loops.blocking import Run, join_run, open_run
 from neurogrid.training.loops.meeting import LISTEN
+from neurogrid.training.wire import GroupSettings
 
 __all__ = ["NeuroGridCallback"]
 
@@ -24,7 +26,7 @@ class NeuroGridCallback(TrainerCallback):
 
     Args:
         where: a ticket, or an address on the same machine; None founds a run, and prints what others join it by.
-        min_members: members that the first sync of a run that is founded waits for.
+        min_members: members that the first sync of a run that is founded waits for, in place of those of the settings.
         listen, timeout, settings: as `open_run`.
 
     Attributes:
@@ -35,14 +37,19 @@ class NeuroGridCallback(TrainerCallback):
         self,
         where: str | None = None,
         *,
+        min_members: int | None = None,
         listen: Sequence[str] = LISTEN,
         timeout: float = 600.0,
         **settings: Any,
     ) -> None:
-        if where is not None and settings:
+        told = [*settings, *(["min_members"] if min_members is not None else [])]
+        if where is not None and told:
             raise ConfigurationError(
-                f"{', '.join(settings)} of a run are its founder's: join it without"
+                f"{', '.join(told)} of a run are its founder's: join it without"
             )
+        if min_members is not None:
+            group = settings.get("settings") or GroupSettings()
+            settings["settings"] = replace(group, min_members=min_members)
         self.run: Run | None = None
         self._where, self._settings = where, settings
         self._listen, self._timeout = listen, timeout

@@ -7,9 +7,28 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from torch import nn
 
+from neurogrid.errors import ConfigurationError
 from neurogrid.training.averaging.groups import RoundTimeout
 from neurogrid.training.loops.trainer_callback import NeuroGridCallback
+from neurogrid.training.wire import GroupSettings
+
+
+def test_the_first_sync_waits_for_as_many_members_as_its_founder_says() -> None:
+    settings = GroupSettings(grace=5.0)
+    callback = NeuroGridCallback(
+        min_members=3, every=4, settings=settings, listen=["/ip4/127.0.0.1/tcp/0"]
+    )
+    nothing: Any = None
+    callback.on_train_begin(nothing, nothing, nothing, model=nn.Linear(2, 1))
+    with callback._open:
+        assert callback.run is not None
+        assert callback.run.rules.every == 4
+        group = callback.run._member.group
+        assert (group.settings.min_members, group.settings.grace) == (3, 5.0)
+    with pytest.raises(ConfigurationError, match="every, min_members of a run are its founder's"):
+        NeuroGridCallback("ngt1", min_members=3, every=4)
 
 
 def test_a_last_sync_that_fails_leaves_the_run_all_the_same() -> None:
