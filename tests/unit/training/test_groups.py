@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import gc
+import re
 import weakref
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 import torch
@@ -31,6 +33,7 @@ from neurogrid.training.averaging.groups import (
     State,
     open_group,
 )
+from neurogrid.training.averaging.groups.group import _block
 from neurogrid.training.averaging.parts import Layout
 from neurogrid.training.averaging.reductions import Result
 from neurogrid.training.averaging.rounds import Action, Fetch, Message, Reduce
@@ -576,6 +579,15 @@ async def test_of_a_group_that_has_ended_a_host_keeps_no_vectors() -> None:
             del group, weights, outcome, copies
         gc.collect()
         assert [each() for each in kept] == [None] * len(kept)
+
+
+def test_the_documentation_names_aggregators_that_groups_have() -> None:
+    document = (Path(__file__).parents[3] / "docs/averaging.md").read_text()
+    row = next(line for line in document.splitlines() if line.startswith("| `aggregator` |"))
+    names = re.findall(r"`(\w+)`", row.split("|")[3])
+    assert names[0] == "mean"
+    for name in names:
+        _block(settings(aggregator=name))
 
 
 async def test_a_group_of_no_tensors_is_refused() -> None:
