@@ -6,6 +6,7 @@ Each operation rounds in the dtype of the tensors, as gloo does.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Final
 
 import torch
@@ -82,11 +83,24 @@ def reduction_of(op: object, dtype: torch.dtype, num_ranks: int) -> Reduction:
     name = next((name for name in _FOLDS if op == getattr(ReduceOp, name)), None)
     if name is None:
         raise ConfigurationError("the backend neurogrid has no PREMUL_SUM: take SUM, and scale")
+    if not _is_defined(name, dtype):
+        raise ConfigurationError(f"the backend neurogrid has no {name} of {dtype}")
+    return Reduction(_FOLDS[name], num_ranks if name == "AVG" else 1)
+
+
+@cache
+def _is_defined(name: str, dtype: torch.dtype) -> bool:
     is_inexact = dtype.is_floating_point or dtype.is_complex
     if (
         (name in _BITWISE and is_inexact)
         or (name == "AVG" and not is_inexact)
         or (name in ("MIN", "MAX") and dtype.is_complex)
     ):
-        raise ConfigurationError(f"the backend neurogrid has no {name} of {dtype}")
-    return Reduction(_FOLDS[name], num_ranks if name == "AVG" else 1)
+        return False
+    one = torch.ones(1, device="cpu").to(dtype)
+    try:
+        # Torch has tensors of some dtypes, and no arithmetic for them.
+        Reduction(_FOLDS[name], 2 if name == "AVG" else 1).reduce([one, one], one)
+    except RuntimeError:
+        return False
+    return True

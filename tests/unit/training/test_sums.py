@@ -66,6 +66,8 @@ def test_bits(op: ReduceOp, wanted: int) -> None:
         (ReduceOp.AVG, torch.int64, "no AVG of torch.int64"),
         (ReduceOp.MAX, torch.complex64, "no MAX of torch.complex64"),
         (ReduceOp.PREMUL_SUM, torch.float32, "no PREMUL_SUM"),
+        (ReduceOp.SUM, torch.float8_e4m3fn, "no SUM of torch.float8_e4m3fn"),
+        (ReduceOp.SUM, torch.uint16, "no SUM of torch.uint16"),
     ],
 )
 def test_what_means_nothing_is_refused(op: ReduceOp, dtype: torch.dtype, said: str) -> None:
