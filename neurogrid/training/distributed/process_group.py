@@ -369,6 +369,8 @@ class NeuroGridProcessGroup(_ProcessGroup):  # type: ignore[misc]
         group = self._group
         if not 0 <= tag <= MAX_TAG:
             raise ConfigurationError(f"a tag is from 0 to {MAX_TAG}, not {tag}")
+        if group.size == 1:
+            raise ConfigurationError(f"{name} is between two ranks, and {group.name} has one")
         if rank == group.rank or (rank is not None and not 0 <= rank < group.size):
             raise ConfigurationError(f"{name} is between two ranks, and rank {rank} is not another")
         return Operation(group, name, tag=tag + 1, timeout=self._timeout)

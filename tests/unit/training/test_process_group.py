@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from datetime import timedelta
 
 import pytest
@@ -25,21 +26,28 @@ TIMEOUT = 20.0
 Groups = tuple[NeuroGridProcessGroup, NeuroGridProcessGroup]
 
 
-@pytest.fixture
-def groups() -> Iterator[Groups]:
+@contextmanager
+def opened(size: int) -> Iterator[list[NeuroGridProcessGroup]]:
     store = dist.HashStore()
 
     def open_rank(rank: int) -> NeuroGridProcessGroup:
         thread = NodeThread(Places(["/ip4/127.0.0.1/tcp/0"]), Identity.generate(), AllowList({}))
         thread.hold()
-        group = meet(thread, store, rank, 2, timeout=TIMEOUT, name="all", global_ranks=range(2))
+        ranks = range(size)
+        group = meet(thread, store, rank, size, timeout=TIMEOUT, name="all", global_ranks=ranks)
         return NeuroGridProcessGroup(thread, group, TIMEOUT)
 
-    with ThreadPoolExecutor(2) as pool:
-        one, other = pool.map(open_rank, range(2))
-    yield one, other
-    for group in (one, other):
+    with ThreadPoolExecutor(size) as pool:
+        groups = list(pool.map(open_rank, range(size)))
+    yield groups
+    for group in groups:
         group.shutdown()
+
+
+@pytest.fixture
+def groups() -> Iterator[Groups]:
+    with opened(2) as (one, other):
+        yield one, other
 
 
 def wait(works: Sequence[Pending]) -> None:
@@ -101,6 +109,13 @@ def test_a_receive_from_any_rank_for_which_nothing_is_sent_names_the_others(grou
     with pytest.raises(RankError, match=r"recv in all did not end .* waited for rank 1 ") as caught:
         groups[0].recv_anysource([torch.empty(1)], 0).wait()
     assert caught.value.ranks == (1,)
+
+
+def test_a_rank_that_is_alone_receives_from_nobody() -> None:
+    with opened(1) as (alone,):
+        with pytest.raises(ConfigurationError, match="recv is between two ranks, and all has one"):
+            alone.recv_anysource([torch.empty(1)], 0)
+        alone.barrier().wait()
 
 
 def test_tensors_of_inference_mode_are_written_to(groups: Groups) -> None:
