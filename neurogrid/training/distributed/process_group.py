@@ -186,6 +186,7 @@ class NeuroGridProcessGroup(_ProcessGroup):  # type: ignore[misc]
         group = self._group
         for row, tensor in zip(outputs, inputs, strict=True):
             self._check_sizes(name, row, [tensor.numel()] * group.size)
+            _check_dtypes(name, [*row, tensor])
         sent = self._flats(inputs)
         came = [self._flats(row) for row in outputs]
 
@@ -220,6 +221,7 @@ class NeuroGridProcessGroup(_ProcessGroup):  # type: ignore[misc]
     ) -> Pending:
         for output, row in zip(outputs, inputs, strict=True):
             self._check_sizes(name, row, [output.numel()] * self._group.size)
+            _check_dtypes(name, [*row, output])
         flats = self._flats(outputs)
         rows = [self._flats(row) for row in inputs]
         reductions = [reduction_of(opts.reduceOp, t.dtype, self._group.size) for t in outputs]
@@ -237,6 +239,7 @@ class NeuroGridProcessGroup(_ProcessGroup):  # type: ignore[misc]
         self._check_sizes("all_to_all", inputs, [None] * group.size)
         self._check_sizes("all_to_all", outputs, [None] * group.size)
         self._check_sizes("all_to_all", [outputs[group.rank]], [inputs[group.rank].numel()])
+        _check_dtypes("all_to_all", [*outputs, *inputs])
 
         async def run(operation: Operation) -> None:
             came[group.rank].take(sent[group.rank])
@@ -270,6 +273,7 @@ class NeuroGridProcessGroup(_ProcessGroup):  # type: ignore[misc]
         row = outputs[0] if group.rank == root else []
         if group.rank == root:
             self._check_sizes("gather", row, [inputs[0].numel()] * group.size)
+            _check_dtypes("gather", [*row, *inputs])
         came = self._flats(row)
 
         async def run(operation: Operation) -> None:
@@ -290,6 +294,7 @@ class NeuroGridProcessGroup(_ProcessGroup):  # type: ignore[misc]
         row = inputs[0] if group.rank == root else []
         if group.rank == root:
             self._check_sizes("scatter", row, [outputs[0].numel()] * group.size)
+            _check_dtypes("scatter", [*row, *outputs])
         sent = self._flats(row)
 
         async def run(operation: Operation) -> None:
@@ -515,3 +520,9 @@ class NeuroGridProcessGroup(_ProcessGroup):  # type: ignore[misc]
             raise ConfigurationError(
                 f"{name} wants {len(num_items)} tensors of {list(num_items)} elements, not {sizes}"
             )
+
+
+def _check_dtypes(name: str, tensors: Tensors) -> None:
+    dtypes = sorted({str(tensor.dtype) for tensor in tensors})
+    if len(dtypes) > 1:
+        raise ConfigurationError(f"{name} wants tensors of one dtype, not {', '.join(dtypes)}")

@@ -104,6 +104,21 @@ def test_parts_of_a_tensor_that_is_not_contiguous_are_its_rows(groups: Groups) -
         groups[0].all_gather_single(torch.empty(4, 3).t(), torch.empty(6))
 
 
+def test_tensors_of_two_dtypes_are_refused_before_anything_is_sent(groups: Groups) -> None:
+    """Torch lets them through where there is one tensor, and not a list: gloo refuses them, too."""
+    opts = dist.ReduceScatterOptions()
+    wanted = "one dtype, not torch.float16, torch.float32"
+    with pytest.raises(
+        ConfigurationError, match=f"reduce_scatter_tensor wants tensors of {wanted}"
+    ):
+        groups[0].reduce_scatter_single(torch.empty(2, dtype=torch.float16), torch.ones(4), opts)
+    with pytest.raises(
+        ConfigurationError, match=f"all_gather_into_tensor wants tensors of {wanted}"
+    ):
+        groups[0].all_gather_single(torch.empty(4, dtype=torch.float16), torch.ones(2))
+    wait([group.barrier() for group in groups])
+
+
 def test_a_receive_from_any_rank_for_which_nothing_is_sent_names_the_others(groups: Groups) -> None:
     groups[0].set_timeout(timedelta(seconds=0.3))
     with pytest.raises(RankError, match=r"recv in all did not end .* waited for rank 1 ") as caught:
