@@ -292,6 +292,28 @@ def test_other_names_and_shared_experts(name: str, tmp_path: Path) -> None:
     assert (mine - expected).norm() <= 1e-5 * expected.norm()
 
 
+@pytest.mark.parametrize("name", ["mixtral", "qwen3-moe"])
+def test_biases_of_zeros_that_experts_have_not(name: str, tmp_path: Path) -> None:
+    """GPTQ's tools write them, and transformers calls some experts otherwise than the checkpoint does."""
+    dense = save_foreign_mixture(
+        "gptq", tmp_path, save_mixture(name, tmp_path, num_hidden_layers=2)
+    )
+    tensors = load_file(tmp_path / "model.safetensors")
+    for key in [key for key in tensors if key.endswith(".scales")]:
+        tensors[key.removesuffix("scales") + "bias"] = torch.zeros(tensors[key].shape[1])
+    save_file(tensors, tmp_path / "model.safetensors")
+    model = Served(tmp_path, None)
+    with torch.inference_mode():
+        expected = dense(torch.tensor([IDS])).logits[0, -1]
+    mine = logits(model, stage_of(model), IDS)
+    assert (mine - expected).norm() <= 1e-5 * expected.norm()
+    bias = next(key for key in tensors if key.endswith("bias") and ".experts.1." in key)
+    tensors[bias][3] = 1
+    save_file(tensors, tmp_path / "model.safetensors")
+    with pytest.raises(CheckpointError, match="that the model does not know: "):
+        stage_of(Served(tmp_path, None))
+
+
 def test_an_expert_that_is_not_quantised_among_others_is_refused(tmp_path: Path) -> None:
     save_foreign_mixture("gptq", tmp_path, save_mixture("qwen3-moe", tmp_path, num_hidden_layers=2))
     tensors = load_file(tmp_path / "model.safetensors")

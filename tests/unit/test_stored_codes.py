@@ -55,6 +55,28 @@ def test_the_model_is_that_of_the_same_weights_in_float32(name: str, tmp_path: P
     )
 
 
+@pytest.mark.parametrize("is_zero", [True, False])
+def test_biases_that_the_model_has_not_are_zeros(is_zero: bool, tmp_path: Path) -> None:
+    """As AutoGPTQ writes them for all matrices, those of Qwen2.5-7B-Instruct-GPTQ-Int4 among them."""
+    save_foreign("gptq", tmp_path)
+    without = logits(loaded(tmp_path), [3, 5, 8])
+    tensors = load_file(tmp_path / "model.safetensors")
+    for name in [name for name in tensors if name.endswith(".scales")]:
+        bias = torch.zeros(tensors[name].shape[1], dtype=torch.float16)
+        tensors[name.removesuffix("scales") + "bias"] = bias
+    if not is_zero:
+        tensors["model.layers.1.mlp.up_proj.bias"][7] = 0.5
+    save_file(tensors, tmp_path / "model.safetensors")
+    model = loaded(tmp_path)
+    if is_zero:
+        assert torch.equal(logits(model, [3, 5, 8]), without)
+        return
+    with pytest.raises(
+        CheckpointError, match=r"does not know: model\.layers\.1\.mlp\.up_proj\.bias$"
+    ):
+        logits(model, [3, 5, 8])
+
+
 def test_what_is_quantised_is_not_quantised_again(tmp_path: Path) -> None:
     save_foreign("awq", tmp_path)
     with pytest.raises(ConfigurationError, match=r"quantised already \(awq.*leave out --quantize"):

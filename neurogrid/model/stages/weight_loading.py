@@ -97,11 +97,30 @@ def load_tensors(
     missing = sorted(name for name in info["missing_keys"] if is_wanted(name))
     if missing and not may_lack:
         raise CheckpointError(f"{what} lacks {_some(missing)}")
-    unexpected = sorted(info["unexpected_keys"])
+    unexpected = sorted(
+        name for name in info["unexpected_keys"] if not _adds_nothing(name, tensors)
+    )
     if unexpected:
         raise CheckpointError(
             f"{what} has tensors that the model does not know: {_some(unexpected)}"
         )
+
+
+def _adds_nothing(name: str, tensors: Mapping[str, torch.Tensor]) -> bool:
+    """Whether a tensor is a bias of zeros: GPTQ's tools write one for each matrix, whether the model has it or not.
+
+    Args:
+        name: as transformers tells it, which may have renamed what stands before the layer's own part.
+    """
+    parts = name.split(".")
+    if parts[-1] != "bias":
+        return False
+    for start in range(len(parts)):
+        end = ".".join(parts[start:])
+        found = [each for key, each in tensors.items() if f".{key}".endswith(f".{end}")]
+        if found:
+            return not any(bool(each.any()) for each in found)
+    return False
 
 
 def move_to(device: torch.device, modules: Iterable[nn.Module]) -> None:
