@@ -6,7 +6,8 @@ Nothing here goes to the network.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -25,6 +26,7 @@ __all__ = ["cache_directory", "cached_snapshot", "read_index"]
 
 
 _TOKENIZERS: Final = ("tokenizer", "vocab", "tekken")
+_SHARD: Final = re.compile(r"-\d{5}-of-(\d{5})\.gguf", re.ASCII)
 
 
 def cache_directory() -> Path:
@@ -108,8 +110,16 @@ def _whole(name: ModelName, folder: Path, sizes: Mapping[str, int]) -> Path | No
             needed += shards(str(name), read_index(str(name), folder / INDEX_FILE), sizes)
     except ConfigurationError:
         return None
+    if _lacks_shards(needed):  # where there is no listing, they alone tell how many they are
+        return None
     files = {path: folder / path for path in needed}
     is_there = all(
         file.is_file() and file.stat().st_size == sizes[path] for path, file in files.items()
     )
     return model_path(folder, needed) if is_there else None
+
+
+def _lacks_shards(paths: Collection[str]) -> bool:
+    """Whether shards of a model in GGUF are more by their names than there are."""
+    counts = [int(found[1]) for path in paths if (found := _SHARD.search(path))]
+    return len(counts) < max(counts, default=0)

@@ -87,6 +87,17 @@ def test_one_of_several_models_in_gguf(cache: Path, is_listed: bool) -> None:
 
 
 @pytest.mark.parametrize("is_listed", [True, False])
+@pytest.mark.parametrize("lacking", [None, 1, 3])
+def test_shards_of_a_model_in_gguf(cache: Path, lacking: int | None, is_listed: bool) -> None:
+    """Another program's download that was broken off between two of them leaves no listing."""
+    names = {number: f"x-Q8_0-{number:05}-of-00003.gguf" for number in (1, 2, 3)}
+    files = {name: 40 for number, name in names.items() if number != lacking}
+    folder = put(cache, files, listed=dict.fromkeys(names.values(), 40) if is_listed else None)
+    found = cached_snapshot(ModelName("org/model", quant="Q8_0"))
+    assert found == (folder / names[1] if lacking is None else None)
+
+
+@pytest.mark.parametrize("is_listed", [True, False])
 @pytest.mark.parametrize("lacking", [None, "a.safetensors", "b.safetensors", INDEX_FILE])
 def test_shards(cache: Path, lacking: str | None, is_listed: bool) -> None:
     all_files = {**SHARDS, INDEX_FILE: len(INDEX)}
