@@ -515,6 +515,24 @@ def test_all_tokens_that_end_a_turn_end_a_text(tmp_path: Path) -> None:
     assert ends("llama", eos_token_id=2**32 - 1) == frozenset()
 
 
+@pytest.mark.parametrize("kind", [1, 4, None])
+def test_what_ends_a_turn_does_so_whatever_its_kind_is(kind: int | None, tmp_path: Path) -> None:
+    """As of `<end_of_turn>` in Gemma's files of its maker, or of `<|im_end|>` in those of some Mistrals."""
+    end = tokens_of("gpt2")["tokenizer.ggml.tokens"].index("<|im_end|>")
+    kinds = list(tokens_of("gpt2")["tokenizer.ggml.token_type"])
+    kinds[end] = kind
+    values = {
+        "tokenizer.ggml.token_type": None if kind is None else kinds,
+        "tokenizer.ggml.eos_token_id": None,
+    }
+    checkpoint = Checkpoint.open(changed(tmp_path, "qwen2", values))
+    assert end in eos_token_ids(checkpoint.config, checkpoint.generation_config)
+    tokenizer = checkpoint.open_tokenizer()
+    ids = tokenizer.encode("the<|im_end|>")
+    assert ids[-1] == end
+    assert tokenizer.decode(ids) == "the"
+
+
 @pytest.mark.parametrize(
     ("changes", "error", "says"),
     [

@@ -14,8 +14,9 @@ __all__ = ["end_tokens", "make_tokenizer"]
 
 _PREFIX: Final = "tokenizer.ggml."
 # The format's numbers of kinds of tokens.
+_NORMAL: Final = 1
 _CONTROL: Final = 3
-# What ends a turn, where the file has no key for it: llama.cpp knows these by their text.
+# What ends a turn, where the file has no key for it: llama.cpp knows these by their text, whatever kind is in the file.
 _TURN_ENDS: Final = frozenset(
     {
         *("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|eom_id|>"),
@@ -39,15 +40,11 @@ _OWN_SPACES: Final = frozenset({"gemma2", "gemma3", "phi3"})
 
 def end_tokens(metadata: Metadata) -> list[int]:
     """The ids of which any one ends a text, sorted."""
-    tokens, kinds = metadata.texts(f"{_PREFIX}tokens"), metadata.counts(f"{_PREFIX}token_type")
+    tokens = metadata.texts(f"{_PREFIX}tokens")
     names = ("eos", "eot", "eom")
     keys = [f"{_PREFIX}{name}_token_id" for name in names]
     ends = {metadata.count(key) for key in keys if key in metadata}
-    ends |= {
-        number
-        for number, (token, kind) in enumerate(zip(tokens, kinds, strict=False))
-        if kind == _CONTROL and token in _TURN_ENDS
-    }
+    ends |= {number for number, token in enumerate(tokens) if token in _TURN_ENDS}
     return sorted(number for number in ends if number < len(tokens) or not tokens)
 
 
@@ -78,6 +75,10 @@ def make_tokenizer(metadata: Metadata) -> PreTrainedTokenizerBase:
             raise CheckpointError(f"{where}: {len(tokens)} tokens, and {len(found)} {name}")
         if found:
             given[name] = found
+    kinds = given.get("token_type", (_NORMAL,) * len(tokens))
+    given["token_type"] = tuple(
+        _CONTROL if token in _TURN_ENDS else kind for token, kind in zip(tokens, kinds, strict=True)
+    )
     if merges := metadata.texts(f"{_PREFIX}merges"):
         given["merges"] = merges
     elif model == "gpt2" or "scores" not in given:
