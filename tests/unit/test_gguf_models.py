@@ -533,6 +533,43 @@ def test_what_ends_a_turn_does_so_whatever_its_kind_is(kind: int | None, tmp_pat
     assert tokenizer.decode(ids) == "the"
 
 
+def with_tokens(kind: str, named: dict[int, tuple[str, int]]) -> dict[str, Any]:
+    """Keys of a tokenizer some of whose tokens have other texts and kinds."""
+    tokens = list(tokens_of(kind)["tokenizer.ggml.tokens"])
+    kinds = list(tokens_of(kind)["tokenizer.ggml.token_type"])
+    for number, (token, its_kind) in named.items():
+        tokens[number], kinds[number] = token, its_kind
+    return {"ggml.tokens": tokens, "ggml.token_type": kinds}
+
+
+def test_added_tokens_that_no_alphabet_of_bytes_has(tmp_path: Path) -> None:
+    """DeepSeek's, whose bars are wide ones."""
+    begin, user = "<\uff5cbegin\u2581of\u2581sentence\uff5c>", "<\uff5cUser\uff5c>"
+    changes = with_tokens("gpt2", {300: (begin, 3), 301: (user, 4)})
+    changes |= {"ggml.bos_token_id": 300, "ggml.add_bos_token": True}
+    mine = tokenizer_of(tmp_path, "gpt2", **changes)
+    the = tokenizer_of(tmp_path, "gpt2").encode("the")
+    assert mine.encode(f"{user}the") == [300, 301, *the]
+    assert mine.encode(f"{begin}{user}the", add_special_tokens=False) == [300, 301, *the]
+    assert mine.decode([300, 301, *the]) == f"{user}the"
+    assert (mine.special_id(begin), mine.special_id(user)) == (300, None)
+    assert mine.vocab_size == 320
+
+
+@pytest.mark.parametrize(("kind", "token"), [("gpt2", "<|endoftext|>"), ("llama", "<s>")])
+def test_a_tokenizer_has_no_tokens_but_those_of_the_file(
+    kind: str, token: str, tmp_path: Path
+) -> None:
+    number = tokens_of(kind)["tokenizer.ggml.tokens"].index(token)
+    changes = with_tokens(kind, {number: ("<|begin|>", 3)})
+    mine = tokenizer_of(tmp_path, kind, **changes, **{"ggml.bos_token_id": number})
+    assert mine.vocab_size == 320
+    ids = mine.encode(token)
+    assert max(ids) < 320
+    assert mine.decode(ids).strip() == token
+    assert mine.encode("<|begin|>", add_special_tokens=False) == [number]
+
+
 @pytest.mark.parametrize(
     ("changes", "error", "says"),
     [

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Final
 
+from tokenizers import AddedToken, Tokenizer, models
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from neurogrid.errors import CheckpointError, UnsupportedModelError
@@ -16,6 +18,7 @@ _PREFIX: Final = "tokenizer.ggml."
 # The format's numbers of kinds of tokens.
 _NORMAL: Final = 1
 _CONTROL: Final = 3
+_USER_DEFINED: Final = 4
 # What ends a turn, where the file has no key for it: llama.cpp knows these by their text, whatever kind is in the file.
 _TURN_ENDS: Final = frozenset(
     {
@@ -127,9 +130,45 @@ def _built(
     try:
         with quiet_transformers():
             backend, _ = convert_gguf_tokenizer(architecture, given)
+            backend = _with_added_tokens(backend, given)
             if given["tokenizer_type"] == "gpt2":
                 backend.model.ignore_merges = split in _WHOLE_WORDS
             return PreTrainedTokenizerFast(tokenizer_object=backend, **special)
     except Exception as exc:
         # As broad as this because tokenizers raises bare Exception for what it does not like.
         raise CheckpointError(f"{where}: no tokenizer can be made of it: {one_line(exc)}") from exc
+
+
+def _with_added_tokens(backend: Tokenizer, given: Mapping[str, Any]) -> Tokenizer:
+    """The tokenizer with the added tokens of the file under their ids there, and with no others.
+
+    The builders add some of their own families behind the last id, where a file has none of that text. They leave out
+    those that an alphabet of bytes does not have, as DeepSeek's with their wide bars: no text would be one of them.
+    """
+    tokens, is_spelled = given["tokens"], given["tokenizer_type"] == "gpt2"
+    found = backend.get_added_tokens_decoder()
+    added = {number: token for number, token in found.items() if number < len(tokens)}
+    lacking = {
+        number: AddedToken(token, normalized=False, special=kind == _CONTROL)
+        for number, (token, kind) in enumerate(zip(tokens, given["token_type"], strict=True))
+        if is_spelled and kind in (_CONTROL, _USER_DEFINED) and number not in added
+    }
+    if not lacking and len(added) == len(found):
+        return backend
+    model = backend.model
+    if lacking:
+        vocab = backend.get_vocab(with_added_tokens=False)
+        names = {number: name for name, number in vocab.items()}
+        names |= {number: token.content for number, token in lacking.items()}
+        model = models.BPE(
+            vocab={name: number for number, name in names.items()},
+            merges=[tuple(merge.split(" ")) for merge in given["merges"]],
+            continuing_subword_prefix="",
+            end_of_word_suffix="",
+        )
+    made = Tokenizer(model)
+    for part in ("normalizer", "pre_tokenizer", "decoder", "post_processor"):
+        if (taken := getattr(backend, part)) is not None:
+            setattr(made, part, taken)
+    made.add_tokens([token for _, token in sorted((added | lacking).items())])
+    return made
