@@ -570,6 +570,23 @@ def test_a_tokenizer_has_no_tokens_but_those_of_the_file(
     assert mine.encode("<|begin|>", add_special_tokens=False) == [number]
 
 
+def test_white_space_behind_the_tokens_of_phi_3_is_theirs(tmp_path: Path) -> None:
+    """As in its own tokenizer; the file says nothing of it."""
+    named = {300: ("<|user|>", 3), 301: ("<|end|>", 4), 302: ("<|endoftext|>", 3)}
+    values = {f"tokenizer.{key}": value for key, value in with_tokens("llama", named).items()}
+    the = tokens_of("llama")["tokenizer.ggml.tokens"].index("\u2581the")
+    text = "<|user|>\nthe<|end|>\n<|endoftext|>\n"
+
+    def encoded(name: str) -> list[int]:
+        tokenizer = Checkpoint.open(changed(tmp_path, name, values)).open_tokenizer()
+        return tokenizer.encode(text, add_special_tokens=False)
+
+    ids = encoded("phi3")
+    assert ids[:4] == [300, the, 301, 302]
+    assert len(ids) > 4  # behind the end of all text it is text
+    assert encoded("llama")[1] != the
+
+
 @pytest.mark.parametrize(
     ("changes", "error", "says"),
     [

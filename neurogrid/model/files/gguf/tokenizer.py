@@ -39,6 +39,9 @@ _WHOLE_WORDS: Final = frozenset(
 _MODELS: Final = ("gpt2", "llama")
 # Families whose builders put no space before a text, or put one whatever the key says, as their own tokenizers do.
 _OWN_SPACES: Final = frozenset({"gemma2", "gemma3", "phi3"})
+# A family whose added tokens take the white space behind them along, which no key says; and those that do not.
+_STRIPPING: Final = "phi3"
+_NOT_STRIPPING: Final = frozenset({"<unk>", "<s>", "<|endoftext|>"})
 
 
 def end_tokens(metadata: Metadata) -> list[int]:
@@ -130,7 +133,7 @@ def _built(
     try:
         with quiet_transformers():
             backend, _ = convert_gguf_tokenizer(architecture, given)
-            backend = _with_added_tokens(backend, given)
+            backend = _with_added_tokens(backend, architecture, given)
             if given["tokenizer_type"] == "gpt2":
                 backend.model.ignore_merges = split in _WHOLE_WORDS
             return PreTrainedTokenizerFast(tokenizer_object=backend, **special)
@@ -139,7 +142,9 @@ def _built(
         raise CheckpointError(f"{where}: no tokenizer can be made of it: {one_line(exc)}") from exc
 
 
-def _with_added_tokens(backend: Tokenizer, given: Mapping[str, Any]) -> Tokenizer:
+def _with_added_tokens(
+    backend: Tokenizer, architecture: str, given: Mapping[str, Any]
+) -> Tokenizer:
     """The tokenizer with the added tokens of the file under their ids there, and with no others.
 
     The builders add some of their own families behind the last id, where a file has none of that text. They leave out
@@ -153,7 +158,10 @@ def _with_added_tokens(backend: Tokenizer, given: Mapping[str, Any]) -> Tokenize
         for number, (token, kind) in enumerate(zip(tokens, given["token_type"], strict=True))
         if is_spelled and kind in (_CONTROL, _USER_DEFINED) and number not in added
     }
-    if not lacking and len(added) == len(found):
+    strips = architecture == _STRIPPING and not is_spelled
+    if strips:
+        added = {number: _stripping(token) for number, token in added.items()}
+    elif not lacking and len(added) == len(found):
         return backend
     model = backend.model
     if lacking:
@@ -172,3 +180,14 @@ def _with_added_tokens(backend: Tokenizer, given: Mapping[str, Any]) -> Tokenize
             setattr(made, part, taken)
     made.add_tokens([token for _, token in sorted((added | lacking).items())])
     return made
+
+
+def _stripping(token: AddedToken) -> AddedToken:
+    return AddedToken(
+        token.content,
+        single_word=token.single_word,
+        lstrip=token.lstrip,
+        rstrip=token.content not in _NOT_STRIPPING,
+        normalized=token.normalized,
+        special=token.special,
+    )
