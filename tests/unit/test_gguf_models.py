@@ -244,6 +244,12 @@ def test_shards_that_do_not_belong_together(tmp_path: Path) -> None:
         Checkpoint.open(tmp_path)
 
 
+def test_shards_that_were_put_together_are_one_file(tmp_path: Path) -> None:
+    """gguf-split leaves their keys in the file that it merges them into, but for how many they are."""
+    values = {"split.no": 0, "split.count": 0, "split.tensors.count": 12}
+    assert Checkpoint.open(changed(tmp_path, "qwen2", values)).num_layers == 1
+
+
 def test_a_tensor_in_two_shards(tmp_path: Path) -> None:
     _, file = make_gguf("qwen2", ("Q8_0",), num_hidden_layers=1)
     for number in (1, 2):

@@ -137,7 +137,8 @@ def _map(file: Path) -> memoryview:
 def _check_shards(files: list[Path], headers: list[Header]) -> None:
     num_tensors = sum(len(header.tensors) for header in headers)
     for number, (file, header) in enumerate(zip(files, headers, strict=True)):
-        count = header.values.get("split.count", 1)
+        # 0 in a file that shards were merged into.
+        count = header.values.get("split.count", 1) or 1
         if count != len(files):
             raise CheckpointError(
                 f"{file}: one of {count} shards by its header, and there is 1 file: give its shards the names that "
