@@ -501,6 +501,16 @@ def test_some_ways_to_split_know_whole_words_and_begin_with_a_token(tmp_path: Pa
     assert tokenizer_of(tmp_path, "gpt2", **changes).encode("cat") == [310]
 
 
+def test_a_space_is_put_before_a_text_behind_a_token_of_control_too(tmp_path: Path) -> None:
+    """As in llama.cpp, and in the tokenizers of Llama 2 and the first Mistrals for `<s>[INST]`."""
+    changes = with_tokens("llama", {300: ("<|im_start|>", 3)})
+    mine = tokenizer_of(tmp_path, "llama", **changes)
+    the, cat = (changes["ggml.tokens"].index(token) for token in ("\u2581the", "\u2581cat"))
+    for text in ("<s>the cat<|im_start|>the", "<s> the cat<|im_start|> the"):
+        assert mine.encode(text, add_special_tokens=False) == [1, the, cat, 300, the], text
+    assert mine.encode("the cat") == [1, the, cat]
+
+
 def test_a_text_without_a_space_before_it_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedModelError, match="puts no space before a text"):
         tokenizer_of(tmp_path, "llama", **{"ggml.add_space_prefix": False})

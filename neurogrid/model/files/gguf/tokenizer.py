@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from tokenizers import AddedToken, Tokenizer, models
+from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from neurogrid.errors import CheckpointError, UnsupportedModelError
@@ -134,6 +134,11 @@ def _built(
         with quiet_transformers():
             backend, _ = convert_gguf_tokenizer(architecture, given)
             backend = _with_added_tokens(backend, architecture, given)
+            if given["tokenizer_type"] == "llama" and architecture not in _OWN_SPACES:
+                # Behind an added token, too: so llama.cpp reads add_space_prefix, and so the models have learned it.
+                backend.pre_tokenizer = pre_tokenizers.Metaspace(
+                    prepend_scheme="always", split=False
+                )
             if given["tokenizer_type"] == "gpt2":
                 backend.model.ignore_merges = split in _WHOLE_WORDS
             return PreTrainedTokenizerFast(tokenizer_object=backend, **special)
