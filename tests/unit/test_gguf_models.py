@@ -285,6 +285,7 @@ def changed(
         ("llama", {"llama.attention.head_count": 7}, ModelError, "7 heads|refused"),
         ("llama", {"llama.attention.value_length": 32}, UnsupportedModelError, "another size"),
         ("llama", {"llama.expert_count": 8}, UnsupportedModelError, "a Llama with experts"),
+        ("qwen3", {"qwen3.attention.causal": False}, UnsupportedModelError, "see those behind"),
         ("llama", {"llama.rope.dimension_count": 32}, UnsupportedModelError, "a part of each head"),
         ("llama", {"llama.rope.scaling.type": "longrope"}, UnsupportedModelError, "'longrope'"),
         ("llama", {"llama.rope.scaling.type": "yarn"}, CheckpointError, "original_context_length"),

@@ -107,6 +107,8 @@ def config_of(
         raise given.refuse(f"is {metadata.text('general.type')[:40]!r} and not a model")
     if metadata.size(".attention.value_length", head_size) != head_size:
         raise given.refuse("values of another size than keys, which is not read")
+    if not metadata.flag(".attention.causal", True):
+        raise given.refuse("its tokens see those behind them (attention.causal), which is not read")
     vocab_size = tensors[EMBEDDING].shape[0]
     num_tokens = len(metadata.texts("tokenizer.ggml.tokens"))
     if num_tokens and num_tokens != vocab_size:
