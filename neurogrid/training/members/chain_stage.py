@@ -203,7 +203,8 @@ class ChainStage:
 
     async def _wait(self) -> None:
         """Wait until something has come."""
-        await self._came.wait()
+        if self._fault is None:  # else what was refused meanwhile is what is waited for
+            await self._came.wait()
         if self._fault is not None:
             raise self._fault
 

@@ -1,0 +1,126 @@
+"""A stage of a chain: what it takes, what it computes, and what it ends by."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from neurogrid.errors import RemoteProtocolError
+from neurogrid.exception_groups import unwrap_errors
+from neurogrid.p2p import TensorMessage
+from neurogrid.training.data.blob_files import OfferedFiles
+from neurogrid.training.members.chain_stage import ChainStage
+from neurogrid.training.runs.run_file import parse_run_file
+from neurogrid.training.stages.stage_process import PlainTensor
+from neurogrid.training.wire.runs import RunMessage, StageOrder, StageTensor, Step, session_of
+
+RUN = bytes(range(16))
+CHAIN = 5
+PEERS = ("a", "b", "c")
+RUN_FILE = parse_run_file(
+    '[model]\nconfig = "x"\n[data]\npath = "x"\n[layout]\nstages = 3\n[stop]\nsteps = 4\n'
+)
+HIDDEN = PlainTensor("F32", (1, 2, 1), bytes(8))
+
+
+class FakeProcess:
+    """A process with layers, which does what a test has it do, and notes what it was asked for."""
+
+    def __init__(self, *, is_tied: bool = False) -> None:
+        self.is_tied, self.memory_bytes = is_tied, 0
+        self.asked: list[tuple[str, int]] = []
+        self.begun, self.goes_on = trio.Event(), trio.Event()
+        self.goes_on.set()
+
+    async def forward(self, number: int, *given: object) -> PlainTensor:
+        await self._compute("forward", number)
+        return HIDDEN
+
+    async def forward_loss(self, number: int, *given: object) -> float:
+        await self._compute("forward", number)
+        return 1.0
+
+    async def backward(self, number: int, gradient: object) -> PlainTensor:
+        await self._compute("backward", number)
+        return HIDDEN
+
+    async def squared_norm(self) -> float:
+        return 1.0
+
+    async def _compute(self, what: str, number: int) -> None:
+        self.asked.append((what, number))
+        self.begun.set()
+        await self.goes_on.wait()
+
+
+class FakeExchange:
+    """Where all that a stage sends ends."""
+
+    def __init__(self) -> None:
+        self.sent: list[tuple[str, object]] = []
+
+    async def send(self, peer_id: str, message: TensorMessage) -> None:
+        await trio.lowlevel.checkpoint()
+        self.sent.append((peer_id, message.msg_type))
+
+
+def stage_of(index: int, process: FakeProcess, exchange: Any = None, **more: Any) -> ChainStage:
+    """A stage of three, each of which is one member."""
+    given: dict[str, Any] = {
+        "own": PEERS[index],
+        "leader": "leader",
+        "run_file": RUN_FILE,
+        "process": process,
+        "exchange": exchange or FakeExchange(),
+        "reductions": None,
+        "offered": OfferedFiles(),
+        "directory": Path("nowhere"),
+        "kept": [],
+        "note": lambda state: None,
+        "reach": None,
+        **more,
+    }
+    order = StageOrder(RUN, CHAIN, 0, index, PEERS, ("", "", ""), (0, 1, 2, 4))
+    return ChainStage(order, index, **given)
+
+
+def tensor(code: RunMessage, number: int) -> TensorMessage:
+    dtype, shape = (
+        ("F32", (1, 2, 1)) if code in (RunMessage.HIDDEN, RunMessage.GRADIENT) else ("I32", (1, 2))
+    )
+    return StageTensor(code, session_of(RUN), CHAIN, 0, number, dtype, shape, bytes(8)).message()
+
+
+def begin(stage: ChainStage, num_micro_batches: int) -> None:
+    """Order a step."""
+    step = Step(RUN, CHAIN, 0, num_micro_batches, 2)
+    stage.take(RunMessage.STEP, "leader", TensorMessage(RunMessage.STEP, data=step.encode()))
+
+
+async def test_a_tensor_that_is_refused_while_the_stage_computes_ends_it() -> None:
+    """It does not come again, so nothing is waited for: with it the leader hears why."""
+    process = FakeProcess()
+    process.goes_on = trio.Event()
+    stage = stage_of(2, process)
+
+    async def refuse() -> None:
+        await process.begun.wait()
+        stage.fail(RemoteProtocolError("hidden 1 is no hidden state"))
+        process.goes_on.set()
+
+    async def run() -> None:
+        with trio.fail_after(5), unwrap_errors():
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(refuse)
+                await stage.run()
+
+    begin(stage, 2)
+    stage.take(RunMessage.HIDDEN, "b", tensor(RunMessage.HIDDEN, 0))
+    for number in range(2):
+        stage.take(RunMessage.LABELS, "leader", tensor(RunMessage.LABELS, number))
+    with pytest.raises(RemoteProtocolError, match="hidden 1 is no hidden state"):
+        await run()
+    assert ("forward", 1) not in process.asked
