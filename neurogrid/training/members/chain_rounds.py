@@ -19,7 +19,7 @@ from neurogrid.training.averaging.plan import ReductionPlan
 from neurogrid.training.averaging.reductions import MembersLostError, Reductions
 from neurogrid.training.members.failures import one_line
 from neurogrid.training.runs.run_file import OuterSection
-from neurogrid.training.stages.holdings import Cut, Holding, holdings_of
+from neurogrid.training.stages.holdings import TIED, Cut, Holding, holdings_of
 from neurogrid.training.stages.reduction_plans import reduction_plan
 from neurogrid.training.stages.stage_process import StageProcess
 from neurogrid.training.trainer.errors import TrainerError
@@ -149,7 +149,9 @@ class ChainRounds:
             for peers, bounds, weight in zip(average.chains, average.cuts, weights, strict=True)
         ]
         own = [each for each in holdings_of(cuts) if self._own in each.members]
-        await self._reach(average, frozenset(peer for each in own for peer in each.members))
+        # Ends that have nothing tied have no elements of that: they reduce nothing with each other.
+        shared = [each for each in own if self._process.is_tied or each.pieces != (TIED,)]
+        await self._reach(average, frozenset(peer for each in shared for peer in each.members))
         digests = [bytes(DIGEST_BYTES)] * len(own)
         addresses = dict(zip(average.peers, average.addresses, strict=True))
 

@@ -129,7 +129,13 @@ class ChainStage:
         self._steps: deque[Step] = deque()
         self._apply: Apply | None = None
         self._has_subspace = run_file.layout.subspace > 0
-        self._sources = sources_of(self._stages, own, leader, has_subspace=self._has_subspace)
+        self._sources = sources_of(
+            self._stages,
+            own,
+            leader,
+            has_subspace=self._has_subspace,
+            is_tied=process.is_tied,
+        )
         self._rounds = ChainRounds(
             order,
             own=own,
@@ -170,7 +176,7 @@ class ChainStage:
         last = len(self._stages) - 1
         beside = [i for i in (self._index - 1, self._index + 1) if 0 <= i <= last]
         found = {peer for i in beside for peer in self._stages[i]}
-        if last and self._index in (0, last):
+        if last and self._process.is_tied and self._index in (0, last):
             found |= set(takers_of_tied(self._stages, self._own))
         return found
 

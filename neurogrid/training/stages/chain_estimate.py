@@ -28,6 +28,7 @@ __all__ = [
     "StageEstimate",
     "estimate_chain",
     "fitting_micro_batches",
+    "is_tied",
     "rooms_of",
     "stage_sizes",
 ]
@@ -153,6 +154,11 @@ def rooms_of(lent: Sequence[int]) -> list[int]:
     return [max(each - _BASE_BYTES, 1) if each else 0 for each in lent]
 
 
+def is_tied(run: RunFile, numbers: ChainNumbers) -> bool:
+    """Whether something that learns is in both ends of a chain: the first and the last stage exchange its gradient."""
+    return bool(numbers.num_tied) and not run.adapter.r
+
+
 def stage_sizes(run: RunFile, numbers: ChainNumbers) -> StageSizes:
     """Return the bytes of each layer and of the ends, as they lie at stages: a chain is cut by them.
 
@@ -259,7 +265,7 @@ def estimate_chain(
     boundary_size = run.layout.subspace or numbers.hidden_size
     boundary = width * samples * run.data.sequence_length * boundary_size
     has_boundary = num_stages > 1
-    tied = _FLOAT * numbers.num_tied if has_boundary and not run.adapter.r else 0
+    tied = _FLOAT * numbers.num_tied if has_boundary and is_tied(run, numbers) else 0
     compute = samples / (min(speeds) * num_stages) / (1 - idle) if speeds else None
     send = boundary * has_boundary / bytes_per_second if bytes_per_second else None
     tied_seconds = tied / bytes_per_second if bytes_per_second else None

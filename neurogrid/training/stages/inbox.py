@@ -26,7 +26,12 @@ Sources = Mapping[RunMessage, frozenset[str]]
 
 
 def sources_of(
-    stages: Sequence[Sequence[str]], peer: str, leader: str, *, has_subspace: bool = False
+    stages: Sequence[Sequence[str]],
+    peer: str,
+    leader: str,
+    *,
+    has_subspace: bool = False,
+    is_tied: bool = True,
 ) -> Sources:
     """Return the peers that may send a member each kind of tensor; kinds that no peer may send are left out.
 
@@ -34,6 +39,7 @@ def sources_of(
         stages: the peer ids of each stage.
         peer: the member.
         has_subspace: hidden states come as a part that the token ids belong to.
+        is_tied: something that learns is in both ends.
     """
     last = len(stages) - 1
     index = next(i for i, members in enumerate(stages) if peer in members)
@@ -46,7 +52,7 @@ def sources_of(
         found[RunMessage.LABELS] = frozenset({leader})
     else:
         found[RunMessage.GRADIENT] = frozenset(stages[index + 1])
-    if index in (0, last) and last:
+    if is_tied and index in (0, last) and last:
         other = stages[last - index]
         found[RunMessage.TIED] = frozenset({other[stages[index].index(peer) % len(other)]})
     return found

@@ -17,13 +17,18 @@ AreApart = Callable[[str, str], bool]
 _MAX_TRIES: Final = 20_000
 
 
-def contacts(stages: Sequence[Sequence[str]]) -> Iterator[tuple[str, str]]:
-    """Members that send each other something: of one stage, of one and the next, and of the first and the last."""
+def contacts(stages: Sequence[Sequence[str]], *, is_tied: bool = True) -> Iterator[tuple[str, str]]:
+    """Members that send each other something: of one stage, of one and the next, and of both ends.
+
+    Args:
+        stages: the members of each.
+        is_tied: whether something that learns is in both ends; else these send each other nothing.
+    """
     for stage in stages:
         yield from combinations(stage, 2)
     for stage, following in pairwise(stages):
         yield from product(stage, following)
-    if len(stages) > 2:
+    if is_tied and len(stages) > 2:
         yield from product(stages[0], stages[-1])
 
 
@@ -48,7 +53,12 @@ def place(before: Sequence[Sequence[str]], usable: Sequence[str], num_stages: in
 
 
 def place_apart(
-    before: Sequence[Sequence[str]], usable: Sequence[str], num_stages: int, are_apart: AreApart
+    before: Sequence[Sequence[str]],
+    usable: Sequence[str],
+    num_stages: int,
+    are_apart: AreApart,
+    *,
+    is_tied: bool = True,
 ) -> Stages | None:
     """Place members as `place` does, so that all reach those that they are in contact with; None where none are found.
 
@@ -57,15 +67,15 @@ def place_apart(
     """
     left = _left_of(before, usable, num_stages)
     free = [peer for peer in usable if peer not in chain(*left)]
-    chosen = _choose([[*own, *free] for own in left], are_apart) or _choose(
-        [[*own, *free, *usable] for own in left], are_apart
+    chosen = _choose([[*own, *free] for own in left], are_apart, is_tied) or _choose(
+        [[*own, *free, *usable] for own in left], are_apart, is_tied
     )
     if chosen is None:
         return None
     stages = [[peer] for peer in chosen]
     for index, stage in enumerate(left):
         for peer in stage:
-            if peer not in chain(*stages) and _reaches(stages, index, peer, are_apart):
+            if peer not in chain(*stages) and _reaches(stages, index, peer, are_apart, is_tied):
                 stages[index].append(peer)
     return tuple(map(tuple, stages))
 
@@ -77,6 +87,8 @@ def fill(
     fits: Callable[[str, int], bool],
     sizes: Sequence[float],
     are_apart: AreApart = lambda peer, other: False,
+    *,
+    is_tied: bool = True,
 ) -> Stages:
     """Add the members that are free to stages, each to the one whose members have most to do.
 
@@ -86,6 +98,7 @@ def fill(
         fits: whether a member has room for a stage.
         sizes: of each stage, in any unit: what its members share.
         are_apart: such members come where they are not in contact, or nowhere.
+        is_tied: as of `contacts`.
     """
     found = [list(stage) for stage in stages]
     placed = {peer for stage in stages for peer in stage}
@@ -95,14 +108,18 @@ def fill(
         open_ones = [
             i
             for i in range(len(found))
-            if len(found[i]) < most and fits(peer, i) and _reaches(found, i, peer, are_apart)
+            if len(found[i]) < most
+            and fits(peer, i)
+            and _reaches(found, i, peer, are_apart, is_tied)
         ]
         if open_ones:
             found[max(open_ones, key=lambda i: sizes[i] / len(found[i]))].append(peer)
     return tuple(map(tuple, found))
 
 
-def _choose(candidates: Sequence[Sequence[str]], are_apart: AreApart) -> list[str] | None:
+def _choose(
+    candidates: Sequence[Sequence[str]], are_apart: AreApart, is_tied: bool
+) -> list[str] | None:
     """Choose one of the candidates for each stage, the first that there are; None where they are not found."""
     chosen: list[str] = []
     ways = [iter(candidates[0])]
@@ -115,7 +132,7 @@ def _choose(candidates: Sequence[Sequence[str]], are_apart: AreApart) -> list[st
             chosen.pop()
             continue
         is_last = len(chosen) == len(candidates) - 1
-        beside = [*chosen[-1:], *(chosen[:1] if is_last else ())]
+        beside = [*chosen[-1:], *(chosen[:1] if is_last and is_tied else ())]
         if peer in chosen or any(are_apart(peer, other) for other in beside):
             continue
         chosen.append(peer)
@@ -136,10 +153,12 @@ def _left_of(
     ]
 
 
-def _reaches(stages: Sequence[Sequence[str]], index: int, peer: str, are_apart: AreApart) -> bool:
+def _reaches(
+    stages: Sequence[Sequence[str]], index: int, peer: str, are_apart: AreApart, is_tied: bool
+) -> bool:
     """Whether a member more of a stage would reach all that it is in contact with."""
     last = len(stages) - 1
     beside = {index, max(index - 1, 0), min(index + 1, last)}
-    if index in (0, last):
+    if is_tied and index in (0, last):
         beside |= {0, last}
     return not any(are_apart(peer, other) for each in beside for other in stages[each])

@@ -37,6 +37,7 @@ def cut_replicas(
     most: int,
     stages: int,
     are_apart: AreApart = lambda peer, other: False,
+    is_tied: bool = True,
 ) -> list[ReplicaCut]:
     """Replicas of members that are in none.
 
@@ -46,13 +47,14 @@ def cut_replicas(
         most: replicas.
         stages: of a replica at most.
         are_apart: whether two members cannot reach each other; where there is no other way, it counts for nothing.
+        is_tied: whether the first and the last stage send each other something.
     """
     free = sorted(rooms, key=lambda peer: -(rooms[peer] or math.inf))
     found: list[ReplicaCut] = []
     while len(found) < most:
-        cut = _first_cut(free, rooms, sizes, stages, are_apart)
+        cut = _first_cut(free, rooms, sizes, stages, are_apart, is_tied)
         if cut is None:
-            cut = _first_cut(free, rooms, sizes, stages, lambda peer, other: False)
+            cut = _first_cut(free, rooms, sizes, stages, lambda peer, other: False, is_tied)
         if cut is None:
             break
         found.append(cut)
@@ -66,14 +68,15 @@ def _first_cut(
     sizes: StageSizes,
     stages: int,
     are_apart: AreApart,
+    is_tied: bool,
 ) -> ReplicaCut | None:
     """The replica of as few members as can be, of those that come first."""
     for num in range(1, min(stages, len(free), len(sizes.layers)) + 1):
         # Whether the ends or the layers take more, the member with most room is where that is.
         peers = free[:num]
         orders: list[Sequence[str]] = [peers, [peers[-1], *peers[:-1]]]
-        orders = [each for each in orders if not _are_any_apart(each, are_apart)]
-        if not orders and (stages_apart := place_apart((), free, num, are_apart)):
+        orders = [each for each in orders if not _are_any_apart(each, are_apart, is_tied)]
+        if not orders and (stages_apart := place_apart((), free, num, are_apart, is_tied=is_tied)):
             orders = [[peer for (peer,) in stages_apart]]
         for order in orders:
             with suppress(ConfigurationError):
@@ -81,5 +84,6 @@ def _first_cut(
     return None
 
 
-def _are_any_apart(order: Sequence[str], are_apart: AreApart) -> bool:
-    return any(are_apart(*pair) for pair in contacts([(peer,) for peer in order]))
+def _are_any_apart(order: Sequence[str], are_apart: AreApart, is_tied: bool) -> bool:
+    stages = [(peer,) for peer in order]
+    return any(are_apart(*pair) for pair in contacts(stages, is_tied=is_tied))

@@ -18,10 +18,12 @@ from neurogrid.training.stages.chain_estimate import (
     ChainNumbers,
     estimate_chain,
     fitting_micro_batches,
+    is_tied,
     rooms_of,
     stage_sizes,
 )
 from neurogrid.training.stages.cutting import StageSizes, cut_layers
+from tests.unit.stage_families import FAMILIES
 from tests.unit.training.test_stage_learner import Chain, model_of
 
 BASE = BASE_BYTES // 2
@@ -105,7 +107,18 @@ def test_what_is_told_is_what_stages_have(
         gradients = [each.grad for each in real._parameters.values() if each.grad is not None]
         assert sum(each.nbytes for each in gradients) == stage.gradients
     learning = sum(p.numel() for s in chain.stages for n, p in s._parameters.items())
+    assert is_tied(run, numbers) == (family == "tied" and not adapter.r)
+    assert all(is_tied(run, numbers) == chain.stages[i].is_tied for i in (0, -1) if cuts)
     assert told.num_learning == learning - (numbers.num_tied if cuts and not adapter.r else 0)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_config_tells_whether_both_ends_have_something(family: str, tmp_path: Path) -> None:
+    """As stages find out by their gradients."""
+    config = FAMILIES[family]()
+    (tmp_path / "config.json").write_text(json.dumps(config.to_dict()))
+    numbers = chain_numbers(tmp_path, AdapterSection())
+    assert is_tied(RUN, numbers) == bool(config.get_text_config(decoder=True).tie_word_embeddings)
 
 
 def test_a_chain_is_cut_by_what_its_stages_take() -> None:

@@ -238,15 +238,19 @@ async def test_the_place_of_a_member_that_is_given_up_is_anothers(tmp_path: Path
         assert chain.state.step == 8
 
 
-def who_lost(pair: set[str], *, fails: int = 99) -> Callable[[Member], None]:
-    """Have the first two members of the first chain not reach each other, where they are neighbours, so often."""
+def who_lost(pair: set[str], *, fails: int = 99, is_tied: bool = True) -> Callable[[Member], None]:
+    """Have the first two members of the first chain not reach each other, where they are neighbours, so often.
+
+    Args:
+        is_tied: whether the first and the last stage are neighbours, too.
+    """
     left = [fails]
 
     def begin(member: Member) -> None:
         def lost() -> str:
             if not pair:
                 pair.update(member.order.peers[:2])
-            ring = (*member.order.peers, *member.order.peers[:1])
+            ring = (*member.order.peers, *member.order.peers[: int(is_tied)])
             if member.peer_id not in pair or pair not in map(set, pairwise(ring)) or not left[0]:
                 return ""
             left[0] -= 1
@@ -273,6 +277,20 @@ async def test_two_that_cannot_reach_each_other_are_put_apart(
         said = f"{names} cannot reach each other: they are put where they need not"
         assert [text for text in chain.progress.said if "cannot reach" in text] == [said]
         assert all(each.num_failures < 2 for each in chain.leader._members._workers.values())
+
+
+async def test_two_that_cannot_reach_each_other_are_the_ends_where_nothing_is_tied(
+    tmp_path: Path,
+) -> None:
+    """Of three stages of three members there is no other way; no number of the model's is at both ends."""
+    pair: set[str] = set()
+    begin = who_lost(pair, is_tied=False)
+    async with open_chain(tmp_path, members=3, stages=3, begin=begin) as chain:
+        await chain.leader.run()
+        assert chain.state.step == 8
+        assert len(chain.progress.warned) == 1
+        first, _, last = chain.members[0].order.peers
+        assert {first, last} == pair
 
 
 async def test_two_that_could_not_reach_each_other_are_neighbours_where_there_is_no_other_way(

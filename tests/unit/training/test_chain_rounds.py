@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,7 +19,8 @@ ORDER = StageOrder(RUN, 5, 20, 1, ("a", "b"), ("", ""), (0, 1, 4))
 
 
 def rounds_of(**more: Any) -> ChainRounds:
-    given: Any = {"process": None, "reductions": None, "reach": None, **more}
+    process = SimpleNamespace(is_tied=True)
+    given: Any = {"process": process, "reductions": None, "reach": None, **more}
     return ChainRounds(ORDER, own="b", outer=OuterSection.of("diloco"), **given)
 
 
@@ -87,6 +89,20 @@ async def test_a_fault_of_another_is_said_and_nothing_has_come_of_the_attempt() 
     assert (told.digests, told.lost, told.reason) == ((), "whole", "it cannot be reached")
     with pytest.raises(RemoteProtocolError, match="has come to nothing here"):
         rounds.take_commit(Commit(RUN, 5, 7, 24))
+
+
+async def test_ends_that_have_nothing_tied_are_not_reached_from_each_other() -> None:
+    reached: list[frozenset[str]] = []
+
+    async def reach(told: Average, contacts: frozenset[str]) -> None:
+        reached.append(contacts)
+        raise NeighbourLostError("it cannot be reached", "whole")
+
+    for is_tied in (True, False):
+        rounds = rounds_of(reach=reach, process=SimpleNamespace(is_tied=is_tied))
+        rounds.take_average(average())
+        await rounds.average(24)
+    assert reached == [{"whole", "a", "b"}, {"whole", "b"}]
 
 
 async def test_a_later_attempt_takes_the_place_of_one_under_way() -> None:

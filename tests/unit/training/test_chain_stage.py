@@ -124,3 +124,14 @@ async def test_a_tensor_that_is_refused_while_the_stage_computes_ends_it() -> No
     with pytest.raises(RemoteProtocolError, match="hidden 1 is no hidden state"):
         await run()
     assert ("forward", 1) not in process.asked
+
+
+@pytest.mark.parametrize("is_tied", [True, False])
+def test_ends_are_in_contact_where_something_is_tied(is_tied: bool) -> None:
+    """A member that it does not reach ends a stage only where it has to send that member something."""
+    first, middle, last = (
+        stage_of(index, FakeProcess(is_tied=is_tied)).contacts for index in range(3)
+    )
+    assert first == ({"b", "c"} if is_tied else {"b"})
+    assert middle == {"a", "c"}
+    assert last == ({"a", "b"} if is_tied else {"b"})

@@ -105,3 +105,24 @@ def test_a_spare_comes_between_or_others_change_places() -> None:
     assert fill(
         (("a",), ("c",), ("d",), ("e",)), "b", 2, lambda *_: True, [9, 1, 2, 9], are_apart
     ) == ((("a",), ("c",), ("d", "b"), ("e",)))
+
+
+def test_ends_that_have_nothing_tied_need_not_reach_each_other() -> None:
+    def are_apart(peer: str, other: str) -> bool:
+        return {peer, other} == {"a", "b"}
+
+    def given(is_tied: bool) -> list[object]:
+        ends = (("a",), ("c",), ("d",))
+        return [
+            place_apart([["a"], ["b"], ["c"]], "abc", 3, are_apart, is_tied=is_tied),
+            fill(ends, "b", 2, lambda *_: True, [9, 9, 1], are_apart, is_tied=is_tied),
+            ("a", "d") in contacts(ends, is_tied=is_tied),
+        ]
+
+    assert given(is_tied=True) == [None, ends_of("d"), True]
+    assert given(is_tied=False) == [(("a",), ("c",), ("b",)), ends_of("d", "b"), False]
+
+
+def ends_of(*last: str) -> tuple[tuple[str, ...], ...]:
+    """Three stages, of which the last has these members."""
+    return ("a",), ("c",), last

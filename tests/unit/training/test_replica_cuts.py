@@ -62,3 +62,22 @@ def test_two_that_cannot_reach_each_other_are_no_neighbours() -> None:
     assert cut("ab") == [("a", "c"), ("b", "d")]
     # There is no other way: it counts for nothing.
     assert cut("ab", "ac", "ad", "bc", "bd", "cd") == [("a", "b"), ("c", "d")]
+
+
+def test_ends_that_have_nothing_tied_need_not_reach_each_other() -> None:
+    rooms = dict.fromkeys("abc", 21)
+
+    def cut(is_tied: bool) -> list[tuple[str, ...]]:
+        found = cut_replicas(
+            rooms,
+            SIZES,
+            most=4,
+            stages=3,
+            are_apart=lambda one, other: {one, other} == {"a", "b"},
+            is_tied=is_tied,
+        )
+        return [each.peers for each in found]
+
+    assert cut(is_tied=False) == [("a", "c", "b")]
+    # Each of three would have to reach both others: it counts for nothing.
+    assert cut(is_tied=True) == [("a", "b", "c")]

@@ -57,6 +57,9 @@ def test_each_stage_is_sent_what_its_place_needs() -> None:
     # What hidden states in a subspace are a part of, their token ids say.
     found = sources_of([("a",), ("b",)], "b", LEADER, has_subspace=True)
     assert found == sent(TOKENS=LEADER, HIDDEN="a", LABELS=LEADER, TIED="a")
+    # Where nothing is tied, the ends send each other nothing.
+    found = sources_of([("a",), ("b",), ("c",)], "c", LEADER, is_tied=False)
+    assert found == sent(HIDDEN="b", LABELS=LEADER)
 
 
 def test_each_member_of_a_stage_is_sent_what_its_place_needs() -> None:

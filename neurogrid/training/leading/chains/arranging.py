@@ -77,6 +77,7 @@ class Arranger:
         state: what the leader keeps of them.
         sizes: what stages take.
         progress: is told what people may want to see.
+        is_tied: whether the first and the last stage send each other something.
         wait: seconds that members are waited for.
 
     Attributes:
@@ -93,9 +94,11 @@ class Arranger:
         sizes: StageSizes,
         progress: LeaderProgress,
         *,
+        is_tied: bool,
         wait: float,
     ) -> None:
         self._members, self._orders, self._state = members, orders, state
+        self._is_tied = is_tied
         self.sizes, self._progress, self._patience = sizes, progress, wait
         self._layout = facts.run_file.layout
         self._joiners: dict[str, _Joiner] = {}
@@ -212,7 +215,8 @@ class Arranger:
 
     def _lost_in(self, stages: Stages) -> list[tuple[str, str]]:
         """Pairs of members that are to send each other something, of which one has told that it lost the other."""
-        return [pair for pair in contacts(stages) if self._members.are_apart(*pair)]
+        found = contacts(stages, is_tied=self._is_tied)
+        return [pair for pair in found if self._members.are_apart(*pair)]
 
     async def _wait_lost(self, stages: Stages) -> None:
         """Wait until one of two that have lost each other is lost here, too: one that was killed is, in a moment."""
@@ -322,16 +326,18 @@ class Arranger:
         first = usable[: max(num_stages, len(quick))]
         largest = sorted(usable, key=lambda peer: self._members.get(peer).memory or math.inf)
         usual = place(before, first, num_stages), tuple((p,) for p in largest[-num_stages:])
-        are_apart = self._members.are_apart
+
+        def apart(before: Stages, peers: Sequence[str]) -> Stages | None:
+            are_apart = self._members.are_apart
+            return place_apart(before, peers, num_stages, are_apart, is_tied=self._is_tied)
+
         if not self._lost_in(usual[0]):
             yield usual[0]
         else:
-            yield from filter(
-                None, (place_apart(before, each, num_stages, are_apart) for each in (first, usable))
-            )
+            yield from filter(None, (apart(before, each) for each in (first, usable)))
         if not self._lost_in(usual[1]):
             yield usual[1]
-        elif found := place_apart((), largest[::-1], num_stages, are_apart):
+        elif found := apart((), largest[::-1]):
             yield found
         yield from filter(self._lost_in, usual)
 
@@ -344,7 +350,8 @@ class Arranger:
             return not room or needed[index] <= room
 
         most = self._layout.stage_members
-        return fill(stages, peers, most, fits, needed, self._members.are_apart)
+        are_apart = self._members.are_apart
+        return fill(stages, peers, most, fits, needed, are_apart, is_tied=self._is_tied)
 
     def _cut(self, stages: Stages) -> tuple[int, ...]:
         last = self.last

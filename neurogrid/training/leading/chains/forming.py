@@ -40,6 +40,7 @@ class Forming:
         layout: of the run file.
         placed: peer ids of members that are in replicas.
         num_replicas: that there are.
+        is_tied: whether the first and the last stage of one send each other something.
     """
 
     def __init__(
@@ -50,9 +51,11 @@ class Forming:
         layout: LayoutSection,
         placed: Callable[[], Collection[str]],
         num_replicas: Callable[[], int],
+        *,
+        is_tied: bool,
     ) -> None:
         self._members, self._orders, self._sizes, self._layout = members, orders, sizes, layout
-        self._placed, self._num_replicas = placed, num_replicas
+        self._placed, self._num_replicas, self._is_tied = placed, num_replicas, is_tied
         self._chains: dict[int, Chain] = {}
         self._ready: set[int] = set()
 
@@ -109,6 +112,7 @@ class Forming:
             most=self._layout.replicas - self._num_replicas() - len(self._chains),
             stages=self._layout.stages,
             are_apart=self._members.are_apart,
+            is_tied=self._is_tied,
         )
         chains = [
             Chain(

@@ -56,7 +56,11 @@ from neurogrid.training.runs.machine import Outcome, RunMachine
 from neurogrid.training.runs.round_trace import Timeline, step_trace
 from neurogrid.training.runs.run_file import RunFile
 from neurogrid.training.runs.state import Occupant, Phase
-from neurogrid.training.stages.chain_estimate import ChainNumbers, fitting_micro_batches
+from neurogrid.training.stages.chain_estimate import (
+    ChainNumbers,
+    fitting_micro_batches,
+    is_tied,
+)
 from neurogrid.training.stages.cutting import StageSizes
 from neurogrid.training.stages.holdings import state_pieces
 from neurogrid.training.stages.pace import PaceWatch
@@ -167,7 +171,14 @@ class ChainLeader:
         )
         self._orders = StageOrders(self._members, facts, weights)
         self._arranger = Arranger(
-            self._members, facts, self._orders, state, sizes, progress, wait=wait
+            self._members,
+            facts,
+            self._orders,
+            state,
+            sizes,
+            progress,
+            is_tied=is_tied(facts.run_file, numbers),
+            wait=wait,
         )
         self._chain: Chain | None = None
         # Of the steps after the state that is kept: they may have to be made again.

@@ -34,6 +34,7 @@ from neurogrid.training.leading.look import StageLook
 from neurogrid.training.runs.machine import Outcome
 from neurogrid.training.runs.state import Occupant, Phase
 from neurogrid.training.runs.trainers import cut_batches
+from neurogrid.training.stages.chain_estimate import is_tied
 from neurogrid.training.stages.holdings import holdings_of
 from neurogrid.training.trainer import FileRange
 from neurogrid.training.wire.runs import (
@@ -75,6 +76,7 @@ class ReplicasLeader(ChainLeader):
             run.layout,
             lambda: [p for chain in self._chains() for p in chain.peers],
             lambda: len(self._chains()),
+            is_tied=is_tied(run, self._numbers),
         )
         self._exchange.on_message(RunMessage.AVERAGED, self._on_averaged)
         self._exchange.on_message(RunMessage.COMMITTED, self._on_committed)
