@@ -153,6 +153,8 @@ async def test_where_a_piece_is_not_to_be_had_the_state_before_stays(tmp_path: P
         stage.offered.withdraw(tmp_path / f"{stage.peer_id}-last")
         with pytest.raises(TransportError, match="last"):
             await state.keep(10, pieces, leader.transfers)
+        # What came of it is gone at once: the next one is of another step, and has the room.
+        assert [path.name for path in folder.iterdir()] == ["step-5"]
         await require_untouched(state, leader, other, folder)
 
 
@@ -219,6 +221,7 @@ async def test_a_disk_that_is_full_is_said(tmp_path: Path) -> None:
         said = r"step-10\.partial: cannot be written: .* Make room, and go on with --resume"
         with full_disk(), pytest.raises(ConfigurationError, match=said):
             await state.keep(10, pieces, leader.transfers)
+        assert [path.name for path in folder.iterdir()] == ["step-5"]
         assert (state.step, on_disk(state)) == (5, contents(5))
 
 

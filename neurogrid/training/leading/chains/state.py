@@ -21,6 +21,7 @@ from neurogrid.errors import (
     CapacityError,
     CheckpointError,
     ConfigurationError,
+    NeuroGridError,
     PeerRefusedError,
     RemoteProtocolError,
     TransportError,
@@ -132,7 +133,11 @@ class ChainState:
             os.replace(draft, final)
             # Before the state before is removed: a machine that loses its power has one of the two.
             await trio.to_thread.run_sync(sync, self._folder)
-        except OSError as exc:
+        except (OSError, NeuroGridError) as exc:
+            # The next state is of another step, and would find less room.
+            await trio.to_thread.run_sync(shutil.rmtree, draft, True)
+            if isinstance(exc, NeuroGridError):
+                raise
             raise ConfigurationError(
                 f"{draft}: cannot be written: {exc.strerror or exc}. Make room, and go on with --resume"
             ) from exc
