@@ -163,6 +163,7 @@ class SliceCache:
         self.passed_over = PassedOver()
         self._verified: dict[bytes, BlobInfo] = {}
         self._fetching: dict[bytes, tuple[trio.Lock, int]] = {}
+        self._needed: frozenset[bytes] = frozenset()
 
     async def fetch(self, info: SliceInfo, peers: Sequence[str], timeout: float) -> Path:
         """The file of a slice, verified; it stays until `need_only` does not name it any more, or its owner removes it.
@@ -194,9 +195,19 @@ class SliceCache:
         )
 
     def need_only(self, blob_ids: Collection[bytes]) -> None:
-        """Keep these slices from now on: others that were fetched may go when the room is needed."""
-        for blob_id in self._cache.in_use - set(blob_ids):
+        """Keep these slices from now on: others that were fetched may go when the room is needed.
+
+        So may others that are fetched from now on, where one of these needs their room.
+        """
+        self._needed = frozenset(blob_ids)
+        self._release_others()
+
+    def _release_others(self) -> bool:
+        """Let go of slices that are not needed now; whether there were any."""
+        others = self._cache.in_use - self._needed
+        for blob_id in others:
             self._cache.release(blob_id)
+        return bool(others)
 
     def holds(self, blob_id: bytes) -> bool:
         """Whether there is a file for a slice; what is in it, `fetch` and `provide` find out."""
@@ -297,7 +308,11 @@ class SliceCache:
         return stored
 
     def _store(self, info: SliceInfo, blob: StoredBlob) -> None:
-        if not self._cache.store(blob):
+        is_kept = self._cache.store(blob)
+        # What was fetched ahead, meanwhile, gives way to what is needed now.
+        if not is_kept and info.blob_id in self._needed and self._release_others():
+            is_kept = self._cache.store(blob)
+        if not is_kept:
             raise CapacityError(
                 f"slice {_short(info.blob_id)} cannot be kept in {self._cache.path}: all slices may have "
                 f"{self._cache.max_bytes:,} B there, and those that are needed are not dropped",

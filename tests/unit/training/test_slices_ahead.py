@@ -7,8 +7,10 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 
 import numpy as np
+import pytest
 import trio
 
+from neurogrid.errors import CapacityError
 from neurogrid.p2p import Protocol
 from neurogrid.p2p.memory import open_memory_network
 from neurogrid.p2p.transfer import Transfers
@@ -61,3 +63,36 @@ async def test_slices_come_before_they_are_asked_for(tmp_path: Path) -> None:
             await wait_held(two)
             assert not cache.holds(three.blob_id)
         nursery.cancel_scope.cancel()
+
+
+async def test_what_was_fetched_ahead_gives_way_to_what_is_needed_now(tmp_path: Path) -> None:
+    """A directory with room for two has those of the work at hand, from an earlier time, when the next one is fetched
+    beside the first of them."""
+    ids = np.random.default_rng(1).integers(0, 60_000, 80_000)
+    ids.astype("<u2").tofile(tmp_path / "ids.bin")
+    manifest = prepare(
+        tmp_path / "ids.bin", tmp_path / "data", vocab_size=60_000, slice_samples=50, seed=1
+    )
+    one, two, ahead, *_ = manifest.slices
+    room = one.num_bytes + max(two.num_bytes, ahead.num_bytes)
+    async with AsyncExitStack() as stack:
+        network = await stack.enter_async_context(open_memory_network())
+        host, other = [await stack.enter_async_context(network.open_host()) for _ in range(2)]
+        await host.connect(other.addresses[0])
+        Transfers(Protocol(other), Providers(SliceStore(tmp_path / "data", manifest)))
+        transfers = Transfers(Protocol(host), Providers())
+        with trio.fail_after(TIMEOUT):
+            before = SliceCache(transfers, tmp_path / "cache", max_bytes=room)
+            for info in (two, one):
+                await before.fetch(info, [other.peer_id], TIMEOUT)
+            before.close()
+            cache = SliceCache(transfers, tmp_path / "cache", max_bytes=room)
+            cache.need_only([one.blob_id, two.blob_id])
+            await cache.fetch(one, [other.peer_id], TIMEOUT)
+            await cache.fetch(ahead, [other.peer_id], TIMEOUT)
+            assert not cache.holds(two.blob_id)
+            await cache.fetch(two, [other.peer_id], TIMEOUT)
+            assert cache.holds(one.blob_id)
+            # It does not take the room back.
+            with pytest.raises(CapacityError, match="those that are needed are not dropped"):
+                await cache.fetch(ahead, [other.peer_id], TIMEOUT)
