@@ -19,7 +19,12 @@ from typing import Final
 import trio
 from torch import Tensor
 
-from neurogrid.errors import NeuroGridError, RemoteProtocolError, TransportError
+from neurogrid.errors import (
+    NeuroGridError,
+    RemoteProtocolError,
+    TooLargeForPeerError,
+    TransportError,
+)
 from neurogrid.p2p.exchange.exchange import Exchange
 from neurogrid.p2p.streams.tracing import layers_name
 from neurogrid.p2p.wire import TensorMessage
@@ -276,7 +281,7 @@ class ChainStage:
             try:
                 with trio.fail_after(_SEND_TIMEOUT):
                     await self._exchange.send(peer_id, tensor.message())
-            except (TransportError, trio.TooSlowError) as exc:
+            except (TransportError, TooLargeForPeerError, trio.TooSlowError) as exc:
                 said = one_line(exc, f"nothing was taken within {_SEND_TIMEOUT:g} s")
                 raise NeighbourLostError(f"a stage takes nothing: {said}", peer_id) from exc
 

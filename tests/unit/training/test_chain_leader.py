@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 import trio
 
-from neurogrid.errors import NoRouteError, PeerRefusedError
+from neurogrid.errors import NoRouteError, PeerRefusedError, TooLargeForPeerError
 from neurogrid.p2p import ErrorCode, TensorMessage
 from neurogrid.training.leading.chains.leader import CHAIN_LEADER_TAKES
 from neurogrid.training.leading.witnessed.leader import WITNESSED_LEADER_TAKES
@@ -340,3 +340,20 @@ async def test_who_comes_anew_is_no_stage_before_it_has_told_where_it_is(tmp_pat
         assert known.address_of(peer) == ""
         known._workers[peer].report = told
         assert peer in known.usable()
+
+
+async def test_a_member_that_takes_too_little_at_once_loses_its_place(tmp_path: Path) -> None:
+    """And no run ends by it: how much it takes is its own word."""
+    async with open_chain(tmp_path, members=3) as chain:
+        send, small = chain.leader._exchange.send, chain.members[0]
+
+        async def send_little(peer_id: str, message: TensorMessage, *more: Any) -> None:
+            if peer_id == small.peer_id and message.msg_type is RunMessage.TOKENS:
+                raise TooLargeForPeerError("32 B are more than it accepts in one message")
+            await send(peer_id, message, *more)
+
+        chain.leader._exchange.send = send_little  # type: ignore[method-assign]
+        await chain.leader.run()
+        assert chain.state.step == 8
+        assert any("member 1 takes too little at once" in text for text in chain.progress.warned)
+        assert "has failed 5 times, and is not asked again" in chain.progress.warned[-2]

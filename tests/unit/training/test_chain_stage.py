@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import trio
 
-from neurogrid.errors import RemoteProtocolError
+from neurogrid.errors import RemoteProtocolError, TooLargeForPeerError
 from neurogrid.exception_groups import unwrap_errors
 from neurogrid.p2p import TensorMessage
 from neurogrid.training.data.blob_files import OfferedFiles
-from neurogrid.training.members.chain_stage import ChainStage
+from neurogrid.training.members.chain_stage import ChainStage, NeighbourLostError
 from neurogrid.training.runs.run_file import parse_run_file
 from neurogrid.training.stages.stage_process import PlainTensor
 from neurogrid.training.wire.runs import RunMessage, StageOrder, StageTensor, Step, session_of
@@ -135,3 +135,23 @@ def test_ends_are_in_contact_where_something_is_tied(is_tied: bool) -> None:
     assert first == ({"b", "c"} if is_tied else {"b"})
     assert middle == {"a", "c"}
     assert last == ({"a", "b"} if is_tied else {"b"})
+
+
+async def test_a_neighbour_that_takes_too_little_is_lost() -> None:
+    """How much it takes is its own word: the leader hears that it is the cause, and not the one that sends."""
+
+    class Full(FakeExchange):
+        async def send(self, peer_id: str, message: TensorMessage) -> None:
+            raise TooLargeForPeerError("8 B are more than it accepts in one message")
+
+    stage = stage_of(0, FakeProcess(), Full())
+    begin(stage, 1)
+    stage.take(RunMessage.TOKENS, "leader", tensor(RunMessage.TOKENS, 0))
+
+    async def run() -> None:
+        with trio.fail_after(5), unwrap_errors():
+            await stage.run()
+
+    with pytest.raises(NeighbourLostError, match="more than it accepts") as raised:
+        await run()
+    assert raised.value.lost == "b"

@@ -26,7 +26,7 @@ import torch
 import trio
 from torch import Tensor
 
-from neurogrid.errors import NeuroGridError, TransportError
+from neurogrid.errors import NeuroGridError, TooLargeForPeerError, TransportError
 from neurogrid.exception_groups import unwrap_errors
 from neurogrid.node.roles import Table, authorise
 from neurogrid.p2p.exchange.exchange import Exchange
@@ -554,12 +554,7 @@ class ChainLeader:
             message = StageTensor(
                 code, self._session, chain.number, step, number, "I32", tuple(tensor.shape), data
             ).message()
-            try:
-                await self._exchange.send(peer_id, message)
-            except TransportError as exc:
-                raise ChainBroken(
-                    f"{self._members.called(peer_id)} cannot be reached: {exc}"
-                ) from exc
+            await self._send(peer_id, message)
 
     def _decide(
         self, step: int, done: Sequence[StepDone], norm: float, faults: Sequence[str]
@@ -722,10 +717,18 @@ class ChainLeader:
         return self._chain or self._arranger.last
 
     async def _tell(self, peer_id: str, code: RunMessage, data: bytes) -> None:
+        await self._send(peer_id, TensorMessage(code, data=data))
+
+    async def _send(self, peer_id: str, message: TensorMessage) -> None:
+        called = self._members.called(peer_id)
         try:
-            await self._exchange.send(peer_id, TensorMessage(code, data=data))
+            await self._exchange.send(peer_id, message)
         except TransportError as exc:
-            raise ChainBroken(f"{self._members.called(peer_id)} cannot be reached: {exc}") from exc
+            raise ChainBroken(f"{called} cannot be reached: {exc}") from exc
+        except TooLargeForPeerError as exc:
+            # How much a peer takes is its own word: it costs its place, and no run.
+            self._members.count_failure(peer_id, str(exc))
+            raise ChainBroken(f"{called} takes too little at once: {exc}") from exc
 
     # What members tell
 
