@@ -18,6 +18,7 @@ from neurogrid.training.runs.estimate import (
     optimizer_vectors,
 )
 from neurogrid.training.runs.run_file import OuterSection, RunFile
+from neurogrid.training.runs.run_file.stage_sections import MAX_MICRO_BATCHES
 from neurogrid.training.stages.cutting import StageSizes, cut_layers
 from neurogrid.training.stages.schedule import bubble, most_under_way, window_of
 
@@ -202,7 +203,8 @@ def fitting_micro_batches(
 ) -> int:
     """The micro-batches of a step that leave room at each stage: as many as the run file says, else the fewest that do.
 
-    Those that are tried are four for each member, and twice as many, up to one a sample; the last, if none leave room.
+    Those that are tried are four for each member, and twice as many, up to one a sample, or as many as a step may have;
+    the last, if none leave room.
 
     Args:
         bounds: of the stages.
@@ -210,6 +212,7 @@ def fitting_micro_batches(
         widths: members of each stage.
     """
     samples = run.num_batch_samples
+    most_wanted = min(samples, MAX_MICRO_BATCHES)
     wanted = run.layout.num_micro_batches(samples, sum(widths))
     if run.layout.micro_batches:
         return wanted
@@ -224,8 +227,8 @@ def fitting_micro_batches(
             not most or stage.memory_bytes <= most for stage, most in zip(stages, lent, strict=True)
         )
 
-    while wanted < samples and not fits(wanted):
-        wanted = min(2 * wanted, samples)
+    while wanted < most_wanted and not fits(wanted):
+        wanted = min(2 * wanted, most_wanted)
     return wanted
 
 

@@ -273,6 +273,12 @@ def test_a_batch_goes_in_as_many_micro_batches_as_leave_room() -> None:
     )
 
 
+def test_a_batch_goes_in_no_more_micro_batches_than_a_step_may_have() -> None:
+    """Of many samples, one a micro-batch would be more, and no Step could say so."""
+    run = replace(RUN, inner=replace(RUN.inner, batch_tokens=4096 * RUN.data.sequence_length))
+    assert fitting_micro_batches(run, NUMBERS, (0, 2, 4), (1, 1), (1, 1)) == 1024
+
+
 def test_replicas_have_common_weights_and_momentum_besides() -> None:
     outer = OuterSection.of("diloco", every=5)
     run = replace(RUN, layout=replace(RUN.layout, replicas=2), outer=outer)

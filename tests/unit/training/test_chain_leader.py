@@ -15,7 +15,9 @@ import trio
 
 from neurogrid.errors import NoRouteError, PeerRefusedError, TooLargeForPeerError
 from neurogrid.p2p import ErrorCode, TensorMessage
+from neurogrid.training.leading.chains.chain import Chain
 from neurogrid.training.leading.chains.leader import CHAIN_LEADER_TAKES
+from neurogrid.training.leading.chains.members import ChainWorker
 from neurogrid.training.leading.witnessed.leader import WITNESSED_LEADER_TAKES
 from neurogrid.training.wire.runs import Apply, Follow, Report, RunMessage, StageReport, Started
 from tests.unit.training.scripted_chain import RUN, Member, open_chain, state_piece
@@ -357,3 +359,16 @@ async def test_a_member_that_takes_too_little_at_once_loses_its_place(tmp_path: 
         assert chain.state.step == 8
         assert any("member 1 takes too little at once" in text for text in chain.progress.warned)
         assert "has failed 5 times, and is not asked again" in chain.progress.warned[-2]
+
+
+async def test_a_full_memory_asks_for_no_more_micro_batches_than_a_step_may_have(
+    tmp_path: Path,
+) -> None:
+    async with open_chain(tmp_path) as chain:
+        leader, machine = chain.leader, chain.machine
+        machine.rules = replace(machine.rules, batch_samples=4096)
+        leader._arranger.last = Chain(1, (("a",), ("b",)), (0, 2, 4), 0)
+        leader._num_micro_batches = 1000
+        assert leader._take_smaller(ChainWorker())
+        assert leader._num_micro_batches == 1024
+        assert not leader._take_smaller(ChainWorker())

@@ -69,6 +69,7 @@ from neurogrid.training.stages.schedule import bubble, bubble_of_members
 from neurogrid.training.trainer import FileRange
 from neurogrid.training.trainer.batches import Batch, BatchReader
 from neurogrid.training.wire.runs import (
+    MAX_MICRO_BATCHES,
     Applied,
     Apply,
     Committed,
@@ -703,12 +704,12 @@ class ChainLeader:
 
     def _take_smaller(self, worker: ChainWorker) -> bool:
         """The memory of a member is full: have a batch cut into twice as many micro-batches; whether it can be."""
-        samples = self._machine.rules.batch_samples
+        most = min(self._machine.rules.batch_samples, MAX_MICRO_BATCHES)
         chain = self._chain_with(worker)
         run = self._run_at(self._machine.state.round + 1)
-        if chain is None or (now := self._wanted_micro_batches(run, chain)) >= samples:
+        if chain is None or (now := self._wanted_micro_batches(run, chain)) >= most:
             return False
-        self._num_micro_batches = min(2 * now, samples)
+        self._num_micro_batches = min(2 * now, most)
         self._progress.say(f"a batch goes in {self._num_micro_batches} micro-batches from here on")
         return True
 
