@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from neurogrid.errors import ConfigurationError
+from neurogrid.p2p.wire.limits import DEFAULT_LIMITS
 from neurogrid.training.runs.estimate import (
     BASE_BYTES,
     activation_bytes,
@@ -27,6 +28,7 @@ __all__ = [
     "ChainEstimate",
     "ChainNumbers",
     "StageEstimate",
+    "check_boundary",
     "estimate_chain",
     "fitting_micro_batches",
     "is_tied",
@@ -43,6 +45,8 @@ _BASE_BYTES: Final = BASE_BYTES // 2
 _FLOAT: Final = 4
 _NARROW: Final = 2
 _TOKEN_ID: Final = 8
+# Of a tensor in one message, beside what says which it is.
+_MOST_SENT: Final = DEFAULT_LIMITS.tensor - 64 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,7 +208,7 @@ def fitting_micro_batches(
     """The micro-batches of a step that leave room at each stage: as many as the run file says, else the fewest that do.
 
     Those that are tried are four for each member, and twice as many, up to one a sample, or as many as a step may have;
-    the last, if none leave room.
+    the last, if none leave room. A message has room for the hidden states of each.
 
     Args:
         bounds: of the stages.
@@ -219,6 +223,8 @@ def fitting_micro_batches(
 
     def fits(num: int) -> bool:
         size = -(-samples // num)
+        if len(widths) > 1 and _boundary_bytes(run, numbers, size) > _MOST_SENT:
+            return False
         stages = (
             _stage(run, numbers, bounds, index, size, -(-samples // size), widths)
             for index in range(len(widths))
@@ -230,6 +236,29 @@ def fitting_micro_batches(
     while wanted < most_wanted and not fits(wanted):
         wanted = min(2 * wanted, most_wanted)
     return wanted
+
+
+def check_boundary(run: RunFile, numbers: ChainNumbers) -> None:
+    """Check that a message has room for the hidden states of a micro-batch.
+
+    Raises:
+        ConfigurationError: it has not, also where a batch is cut into as many micro-batches as there may be.
+    """
+    samples = run.num_batch_samples
+    size = -(-samples // min(run.layout.micro_batches or MAX_MICRO_BATCHES, samples))
+    num_bytes = _boundary_bytes(run, numbers, size)
+    if run.layout.stages > 1 and num_bytes > _MOST_SENT:
+        raise ConfigurationError(
+            f"a micro-batch of {size:,} samples has hidden states of {num_bytes:,} bytes, and stages send each other "
+            f"{_MOST_SENT:,} at once: give more [layout] micro_batches, or shorter samples ([data] sequence_length)"
+        )
+
+
+def _boundary_bytes(run: RunFile, numbers: ChainNumbers, num_samples: int) -> int:
+    """Bytes of the hidden states of so many samples, as a stage sends them to the next."""
+    width = _FLOAT if run.layout.activations == "float32" else _NARROW
+    size = run.layout.subspace or numbers.hidden_size
+    return width * num_samples * run.data.sequence_length * size
 
 
 def estimate_chain(
@@ -255,6 +284,7 @@ def estimate_chain(
         ConfigurationError: it cannot be cut so; says why.
     """
     num_stages, samples = run.layout.stages, run.num_batch_samples
+    check_boundary(run, numbers)
     bounds = cut_layers(stage_sizes(run, numbers), rooms_of(lent or [0] * num_stages))
     wanted = fitting_micro_batches(
         run, numbers, bounds, lent or [0] * num_stages, (1,) * num_stages
@@ -264,9 +294,7 @@ def estimate_chain(
     micro_batches = -(-samples // micro_batch)
     learning = sum(numbers.adapters) if run.adapter.r else numbers.num_parameters
     idle = bubble(num_stages, micro_batches)
-    width = _FLOAT if run.layout.activations == "float32" else _NARROW
-    boundary_size = run.layout.subspace or numbers.hidden_size
-    boundary = width * samples * run.data.sequence_length * boundary_size
+    boundary = _boundary_bytes(run, numbers, samples)
     has_boundary = num_stages > 1
     tied = _FLOAT * numbers.num_tied if has_boundary and is_tied(run, numbers) else 0
     compute = samples / (min(speeds) * num_stages) / (1 - idle) if speeds else None

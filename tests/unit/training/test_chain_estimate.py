@@ -279,6 +279,30 @@ def test_a_batch_goes_in_no_more_micro_batches_than_a_step_may_have() -> None:
     assert fitting_micro_batches(run, NUMBERS, (0, 2, 4), (1, 1), (1, 1)) == 1024
 
 
+def test_hidden_states_of_a_micro_batch_are_one_message() -> None:
+    """256 MiB have three samples of 80 MiB each."""
+    run = replace(
+        RUN,
+        data=replace(RUN.data, sequence_length=2**20),
+        inner=replace(RUN.inner, batch_tokens=64 * 2**20),
+    )
+    wide = replace(NUMBERS, hidden_size=40)
+
+    def cut(numbers: ChainNumbers, **layout: int) -> int:
+        changed = replace(run, layout=replace(run.layout, **layout))
+        return estimate_chain(changed, numbers).micro_batches
+
+    assert cut(NUMBERS) == 8
+    assert cut(wide) == 32
+    assert cut(wide, micro_batches=22) == 22
+    assert cut(wide, micro_batches=4, stages=1) == 4
+    said = "stages send each other .* at once: give more .layout. micro_batches"
+    with pytest.raises(ConfigurationError, match=said):
+        cut(wide, micro_batches=21)
+    with pytest.raises(ConfigurationError, match="of 1 samples has hidden states"):
+        cut(replace(NUMBERS, hidden_size=200))
+
+
 def test_replicas_have_common_weights_and_momentum_besides() -> None:
     outer = OuterSection.of("diloco", every=5)
     run = replace(RUN, layout=replace(RUN.layout, replicas=2), outer=outer)

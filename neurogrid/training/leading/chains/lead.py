@@ -54,7 +54,7 @@ from neurogrid.training.runs.machine import Rules, RunMachine
 from neurogrid.training.runs.run_directory import RunDirectory
 from neurogrid.training.runs.run_file import OuterSection, RunFile
 from neurogrid.training.runs.state import Phase
-from neurogrid.training.stages.chain_estimate import stage_sizes
+from neurogrid.training.stages.chain_estimate import check_boundary, stage_sizes
 from neurogrid.training.stages.cutting import cut_layers
 from neurogrid.training.trainer.batches import BatchReader
 from neurogrid.training.trainer.models import make_model, save_model
@@ -122,6 +122,7 @@ async def lead_chain(settings: LeaderSettings, progress: LeaderProgress, board: 
             progress.say(f"the subspace has the digest {digest.hex()}")
         model = await trio.to_thread.run_sync(_begun_with, settings.model, config, run, directory)
         numbers = await trio.to_thread.run_sync(chain_numbers, model, run.adapter)
+        check_boundary(run, numbers)
         sizes = stage_sizes(run, numbers)
         # Before anybody has joined: more stages than there are layers no members could be.
         cut_layers(sizes, [0] * run.layout.stages)
