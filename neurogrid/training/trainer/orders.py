@@ -51,14 +51,17 @@ def serve_orders(make: Callable[[dict[str, Any], BinaryIO], Program]) -> None:
                 answer = program.opened()
             else:
                 answer = program.carry_out(order)
+            frame = pack(answer)
         except NeuroGridError as exc:
-            answer = {"error": type(exc).__name__, "text": str(exc)}
+            frame = pack({"error": type(exc).__name__, "text": str(exc)})
         except (RuntimeError, MemoryError) as exc:
             if program is None or not is_out_of_memory(exc):
                 raise
             text = f"there is no memory left to {order['order'].replace('_', ' ')}: {exc}"
-            answer = {"error": TrainerError.__name__, "text": text}
-        write_frame(answers, answer)
+            frame = pack({"error": TrainerError.__name__, "text": text})
+        answers.write(frame)
+        answers.flush()
+        del frame  # the next order is carried out in the room of it
     # Nothing here is worth the time that torch takes to end.
     os._exit(0)
 

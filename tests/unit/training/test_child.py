@@ -9,6 +9,7 @@ import trio
 
 from neurogrid.training.trainer import child as child_module
 from neurogrid.training.trainer.child import Child, ChildEnded
+from neurogrid.training.trainer.errors import TrainerError
 
 PROGRAM = """
 import sys
@@ -50,4 +51,47 @@ async def test_who_waits_for_a_process_that_another_task_ends_is_told_so(
 
         nursery.start_soon(ask, 8 * 1024**2)  # more than a pipe has room for
         await trio.sleep(0.2)
+        await child.end()
+
+
+FULL = """
+from neurogrid.training.trainer import orders
+
+pack = orders.pack
+
+def pack_little(told):
+    if "data" in told:
+        raise MemoryError("no room for a frame")
+    return pack(told)
+
+orders.pack = pack_little
+
+class Program:
+    def __init__(self, order, answers):
+        pass
+
+    def opened(self):
+        return {}
+
+    def carry_out(self, order):
+        return {"data": b"0"} if order["order"] == "forward" else {"done": True}
+
+orders.serve_orders(Program)
+"""
+
+
+async def test_an_answer_that_there_is_no_memory_for_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is the largest piece of a pass: a leader that hears of memory asks for smaller ones, and a process is left."""
+    (tmp_path / "full_program.py").write_text(FULL)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(child_module, "running_fork_server", lambda: None)
+    async with trio.open_nursery() as nursery:
+        child = Child("stage", "full_program", (), nursery)
+        await child.start(threads=1)
+        await child.exchange({"order": "begin"}, lambda _: None)
+        with pytest.raises(TrainerError, match="there is no memory left to forward"):
+            await child.exchange({"order": "forward"}, lambda _: None)
+        assert await child.exchange({"order": "forget"}, lambda _: None) == {"done": True}
         await child.end()
