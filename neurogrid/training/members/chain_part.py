@@ -11,6 +11,7 @@ Source: protocol_spec/training/stages.md.
 from __future__ import annotations
 
 import logging
+import shutil
 from bisect import bisect_right
 from collections.abc import Callable
 from contextlib import aclosing
@@ -297,6 +298,7 @@ class ChainPart:
             outer_momentum=self._run_file.outer.momentum if self._has_replicas else 0.0,
         )
         await process.settle()
+        await self._remove_unkept(directory)
         is_given = any(not name.startswith(WEIGHTS_PIECE) for name in order.names)
         if not is_given and process.is_at(told, order.step):
             await process.forget()
@@ -342,6 +344,15 @@ class ChainPart:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._tell_progress)
             await stage.run()
+
+    async def _remove_unkept(self, directory: Path) -> None:
+        """Remove states that a step has written in vain: it was broken off on the way, or the disk was full."""
+        kept = {path.parent for path in self._kept}
+        for folder in directory.glob("chain-*/step-*"):
+            if folder not in kept:
+                for path in folder.iterdir():
+                    self._blobs.offered.withdraw(path)
+                await trio.to_thread.run_sync(shutil.rmtree, folder, True)
 
     async def _tell_progress(self) -> None:
         """Have the leader told how far the step is, whenever that has changed."""
