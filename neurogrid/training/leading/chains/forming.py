@@ -8,7 +8,7 @@ The others go on with their steps; a replica that is ready waits until it is tak
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import Final
 
 import trio
@@ -20,7 +20,8 @@ from neurogrid.training.leading.hiring import HEARTBEAT
 from neurogrid.training.runs.run_file import LayoutSection
 from neurogrid.training.stages.chain_estimate import rooms_of
 from neurogrid.training.stages.cutting import StageSizes
-from neurogrid.training.stages.replica_cuts import cut_replicas
+from neurogrid.training.stages.placement import AreApart, contacts
+from neurogrid.training.stages.replica_cuts import ReplicaCut, cut_replicas
 
 __all__ = ["Forming"]
 
@@ -41,6 +42,7 @@ class Forming:
         placed: peer ids of members that are in replicas.
         num_replicas: that there are.
         is_tied: whether the first and the last stage of one send each other something.
+        say: is told what people may want to see.
     """
 
     def __init__(
@@ -53,9 +55,11 @@ class Forming:
         num_replicas: Callable[[], int],
         *,
         is_tied: bool,
+        say: Callable[[str], None],
     ) -> None:
         self._members, self._orders, self._sizes, self._layout = members, orders, sizes, layout
         self._placed, self._num_replicas, self._is_tied = placed, num_replicas, is_tied
+        self._say, self._said_apart = say, set[frozenset[str]]()
         self._chains: dict[int, Chain] = {}
         self._ready: set[int] = set()
 
@@ -106,14 +110,20 @@ class Forming:
         # In the order in which they came.
         peers = [peer for peer in self._members.usable() if peer in free]
         lent = [self._layout.tiered(self._members.get(peer).memory) for peer in peers]
-        found = cut_replicas(
-            dict(zip(peers, rooms_of(lent), strict=True)),
-            self._sizes,
-            most=self._layout.replicas - self._num_replicas() - len(self._chains),
-            stages=self._layout.stages,
-            are_apart=self._members.are_apart,
-            is_tied=self._is_tied,
-        )
+        most = self._layout.replicas - self._num_replicas() - len(self._chains)
+
+        def cut(are_apart: AreApart) -> list[ReplicaCut]:
+            return cut_replicas(
+                dict(zip(peers, rooms_of(lent), strict=True)),
+                self._sizes,
+                most=most,
+                stages=self._layout.stages,
+                are_apart=are_apart,
+                is_tied=self._is_tied,
+            )
+
+        found = cut(self._members.are_apart)
+        self._say_apart(cut(lambda peer, other: False), found)
         chains = [
             Chain(
                 self._orders.draw_number(),
@@ -125,6 +135,22 @@ class Forming:
         ]
         self._chains |= {chain.number: chain for chain in chains}
         return chains
+
+    def _say_apart(self, usual: Sequence[ReplicaCut], found: Sequence[ReplicaCut]) -> None:
+        """Say once of those that have lost each other that they are put apart."""
+        lost, left = self._lost_in(usual), self._lost_in(found)
+        for pair in lost - left - self._said_apart:
+            self._said_apart.add(pair)
+            names = " and ".join(sorted(map(self._members.called, pair)))
+            self._say(f"{names} cannot reach each other: they are put where they need not")
+
+    def _lost_in(self, cuts: Sequence[ReplicaCut]) -> set[frozenset[str]]:
+        return {
+            frozenset(pair)
+            for cut in cuts
+            for pair in contacts([(peer,) for peer in cut.peers], is_tied=self._is_tied)
+            if self._members.are_apart(*pair)
+        }
 
     async def _prepare(self, chain: Chain) -> None:
         try:

@@ -77,6 +77,7 @@ class ReplicasLeader(ChainLeader):
             lambda: [p for chain in self._chains() for p in chain.peers],
             lambda: len(self._chains()),
             is_tied=is_tied(run, self._numbers),
+            say=self._progress.say,
         )
         self._exchange.on_message(RunMessage.AVERAGED, self._on_averaged)
         self._exchange.on_message(RunMessage.COMMITTED, self._on_committed)
