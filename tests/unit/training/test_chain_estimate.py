@@ -10,7 +10,7 @@ import pytest
 from torch import Tensor
 
 from neurogrid.errors import ConfigurationError, UnsupportedModelError
-from neurogrid.training.leading.chains.numbers import chain_numbers
+from neurogrid.training.leading.chains.numbers import chain_numbers, pieces_that_learn
 from neurogrid.training.runs.estimate import BASE_BYTES
 from neurogrid.training.runs.run_file import InnerSection, OuterSection, RunFile, parse_run_file
 from neurogrid.training.runs.run_file.stage_sections import AdapterSection, LayoutSection
@@ -107,6 +107,9 @@ def test_what_is_told_is_what_stages_have(
         gradients = [each.grad for each in real._parameters.values() if each.grad is not None]
         assert sum(each.nbytes for each in gradients) == stage.gradients
     learning = sum(p.numel() for s in chain.stages for n, p in s._parameters.items())
+    bounds = [0, *cuts, 4]
+    for index, real in enumerate(chain.stages):
+        assert pieces_that_learn(run, numbers, bounds, index) == real.pieces().keys()
     assert is_tied(run, numbers) == (family == "tied" and not adapter.r)
     assert all(is_tied(run, numbers) == chain.stages[i].is_tied for i in (0, -1) if cuts)
     assert told.num_learning == learning - (numbers.num_tied if cuts and not adapter.r else 0)

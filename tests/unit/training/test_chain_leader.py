@@ -66,6 +66,31 @@ async def test_a_stage_gives_no_piece_but_its_own(tmp_path: Path, wrong: str) ->
         assert (chain.state.step, len(chain.state.files)) == (8, 6)
 
 
+@pytest.mark.parametrize("missing", ["layer.3", "first", "last"])
+async def test_a_stage_gives_all_of_its_state(tmp_path: Path, missing: str) -> None:
+    """Once: else the state that is kept would be one that nobody can go on from, in the place of a whole one."""
+    has_kept: list[int] = []
+
+    def begin(member: Member) -> None:
+        right = member.pieces
+
+        def pieces(step: int) -> dict[str, bytes]:
+            found = right(step)
+            if step == 8 and missing in found and not has_kept:
+                has_kept.append(step)
+                del found[missing]
+            return found
+
+        member.pieces = pieces  # type: ignore[method-assign]
+
+    async with open_chain(tmp_path, begin=begin) as chain:
+        await chain.leader.run()
+        assert has_kept == [8]
+        (warning,) = chain.progress.warned
+        assert f"gives no piece of state {missing!r}, which its stage has" in warning
+        assert (chain.state.step, len(chain.state.files)) == (8, 6)
+
+
 @pytest.mark.parametrize("step", [8, 3])
 async def test_a_stage_that_cannot_save_its_state_makes_the_step_again(
     tmp_path: Path, step: int

@@ -41,6 +41,7 @@ from neurogrid.training.leading.chains.arranging import Arranger
 from neurogrid.training.leading.chains.chain import Chain, ChainBroken
 from neurogrid.training.leading.chains.keeper import ChainKeeper
 from neurogrid.training.leading.chains.members import ChainMembers, ChainWorker
+from neurogrid.training.leading.chains.numbers import pieces_that_learn
 from neurogrid.training.leading.chains.orders import StageOrders
 from neurogrid.training.leading.chains.rates import StepRates
 from neurogrid.training.leading.chains.state import ChainState
@@ -615,12 +616,17 @@ class ChainLeader:
         """Pieces of state that a member gives, by name: the member's peer id and the blob id of each.
 
         Raises:
-            ChainBroken: its stage has no such piece.
+            ChainBroken: its stage has no such piece, or one more.
         """
         index = next(i for i, stage in enumerate(chain.stages) if peer_id in stage)
         own = state_pieces(chain.bounds, index)
+        due = pieces_that_learn(self._facts.run_file, self._numbers, chain.bounds, index)
+        what = ""
         if others := [name for name in told.names if name not in own]:
             what = f"gives a piece of state {others[0]!r}, which its stage does not have"
+        elif missing := sorted(due.difference(told.names)):
+            what = f"gives no piece of state {missing[0]!r}, which its stage has"
+        if what:
             self._members.count_failure(peer_id, f"it {what}")
             raise ChainBroken(f"{self._members.called(peer_id)} {what}")
         return {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -14,11 +15,13 @@ from neurogrid.model.files.quantization import METHODS, CodesForm
 from neurogrid.model.stages.skeleton import build_on_meta, find_layers, num_decoder_layers
 from neurogrid.training.leading.chains.weights import codes_of
 from neurogrid.training.leading.model_numbers import read_config
+from neurogrid.training.runs.run_file import RunFile
 from neurogrid.training.runs.run_file.stage_sections import AdapterSection
 from neurogrid.training.stages.chain_estimate import ChainNumbers
+from neurogrid.training.stages.holdings import FIRST, LAST, layer_piece, state_pieces
 from neurogrid.training.stages.lora import num_adapter_parameters, require_targets
 
-__all__ = ["chain_numbers"]
+__all__ = ["chain_numbers", "pieces_that_learn"]
 
 
 def chain_numbers(place: Path, adapter: AdapterSection) -> ChainNumbers:
@@ -53,6 +56,19 @@ def chain_numbers(place: Path, adapter: AdapterSection) -> ChainNumbers:
         hidden_size=text.hidden_size,
         vocab_size=text.vocab_size,
     )
+
+
+def pieces_that_learn(
+    run: RunFile, numbers: ChainNumbers, bounds: Sequence[int], index: int
+) -> frozenset[str]:
+    """The pieces of state that a stage has: of `state_pieces` those in which something learns."""
+    if run.adapter.r:
+        ends, layers = {FIRST: 0, LAST: 0}, numbers.adapters
+    else:
+        ends = {FIRST: numbers.first, LAST: numbers.last - numbers.num_tied}
+        layers = numbers.layers
+    learning = ends | {layer_piece(layer_id): num for layer_id, num in enumerate(layers)}
+    return frozenset(name for name in state_pieces(bounds, index) if learning[name])
 
 
 def _coded(place: Path, adapter: AdapterSection, layers: list[nn.Module]) -> tuple[int, ...]:
