@@ -15,6 +15,7 @@ import trio
 
 from neurogrid.errors import NoRouteError, PeerRefusedError, TooLargeForPeerError
 from neurogrid.p2p import ErrorCode, TensorMessage
+from neurogrid.training.leading.chains import members as members_module
 from neurogrid.training.leading.chains.chain import Chain
 from neurogrid.training.leading.chains.leader import CHAIN_LEADER_TAKES
 from neurogrid.training.leading.chains.members import ChainWorker
@@ -397,3 +398,25 @@ async def test_a_full_memory_asks_for_no_more_micro_batches_than_a_step_may_have
         assert leader._take_smaller(ChainWorker())
         assert leader._num_micro_batches == 1024
         assert not leader._take_smaller(ChainWorker())
+
+
+async def test_workers_that_went_long_ago_are_forgotten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever has a ticket may come under another name each time."""
+    monkeypatch.setattr(members_module, "_MAX_AWAY", 2)
+    async with open_chain(tmp_path) as chain:
+        known = chain.leader._members
+        here = {member.peer_id for member in chain.members}
+        while len(known._workers) < 2:
+            await trio.sleep(0.01)
+        for number in range(5):
+            known._on_opened(
+                f"peer {number}", cast("Hello", SimpleNamespace(role="worker", name=""))
+            )
+            known._workers[f"peer {number}"].heard_at = float(number)
+            known._apart.add(frozenset((f"peer {number}", chain.members[0].peer_id)))
+        known._on_lost("peer 0", NoRouteError("it went"))
+        assert known._workers.keys() == here | {"peer 3", "peer 4"}
+        assert len(known._apart) == 2
+        assert known.called("peer 0") == "peer 0"

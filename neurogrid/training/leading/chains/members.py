@@ -34,6 +34,8 @@ _RETRY: Final = 1.0
 _GOODBYE: Final = 5.0
 # Times that a member may fail before it is not asked again.
 _MAX_FAILURES: Final = 5
+# Workers that are not here, and are known all the same.
+_MAX_AWAY: Final = 1000
 _NO_MEMORY: Final = "no memory left"
 
 
@@ -314,7 +316,16 @@ class ChainMembers:
             logger.debug("lost %s: %s", peer_id, reason)
             self._hiring.book.drop(peer_id)
             worker.is_started = False
+            self._forget_away()
             self.changed.set()
+
+    def _forget_away(self) -> None:
+        """Forget workers that are not here, where they are too many: those that have been away for longest."""
+        away = [peer for peer in self._workers if not self._host.is_connected(peer)]
+        away.sort(key=lambda peer: self._workers[peer].heard_at)
+        for peer_id in away[: max(len(away) - _MAX_AWAY, 0)]:
+            del self._workers[peer_id]
+            self._apart = {pair for pair in self._apart if peer_id not in pair}
 
     def _lease_lost(self, peer_id: str) -> None:
         if (worker := self._workers.get(peer_id)) is not None:
@@ -395,7 +406,9 @@ class ChainMembers:
 
     async def _enlist(self, peer_id: str, need: Need) -> bool:
         """Ask a worker, and start it; whether it was started."""
-        worker = self._workers[peer_id]
+        worker = self._workers.get(peer_id)
+        if worker is None:  # it went, and was forgotten
+            return False
         try:
             offer, asked_at = await self._hiring.ask(peer_id, need)
             facts = self._facts
