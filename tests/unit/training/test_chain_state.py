@@ -129,8 +129,10 @@ async def test_a_piece_that_stays_as_it_is_is_given_on(tmp_path: Path) -> None:
     async with nodes(3, tmp_path) as (leader, stage, other):
         state = await ChainState.open(tmp_path / "stages", leader.offered)
         for step in (1, 2):
-            await state.keep(step, await stage.saves({"layer.0": b"the same"}), leader.transfers)
-        assert await other.gets(state.blobs["layer.0"], leader.peer_id) == b"the same"
+            await state.keep(
+                step, await stage.saves({"layer.0": state_piece("the same")}), leader.transfers
+            )
+        assert await other.gets(state.blobs["layer.0"], leader.peer_id) == state_piece("the same")
 
 
 async def require_untouched(state: ChainState, leader: Node, other: Node, folder: Path) -> None:
@@ -168,6 +170,17 @@ async def test_a_piece_that_is_not_what_it_is_called_is_no_piece(tmp_path: Path)
             file.seek(2**20)
             file.write(b"x")
         with pytest.raises(TransportError, match=r"layer\.0"):
+            await state.keep(10, pieces, leader.transfers)
+        await require_untouched(state, leader, other, folder)
+
+
+async def test_a_piece_without_tensors_is_no_piece(tmp_path: Path) -> None:
+    """It is the blob that its stage told of, and no leader could begin with it."""
+    folder = tmp_path / "stages"
+    async with nodes(3, tmp_path) as (leader, stage, other):
+        state = await kept_by(leader, [stage], folder, 5)
+        pieces = await stage.saves({**contents(10), "layer.1": b"something else"})
+        with pytest.raises(TransportError, match=r"layer\.1: .* is damaged"):
             await state.keep(10, pieces, leader.transfers)
         await require_untouched(state, leader, other, folder)
 

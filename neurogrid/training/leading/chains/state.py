@@ -114,7 +114,14 @@ class ChainState:
             async with limiter:
                 try:
                     await fetch_file(transfers, blob_id, [peer_id], path, timeout=_FETCH_TIMEOUT)
-                except (TransportError, PeerRefusedError, RemoteProtocolError) as exc:
+                    # Whoever leads next would not open it, and the state before is removed.
+                    await trio.to_thread.run_sync(require_whole, path)
+                except (
+                    CheckpointError,
+                    TransportError,
+                    PeerRefusedError,
+                    RemoteProtocolError,
+                ) as exc:
                     raise TransportError(f"{name}: {exc}") from exc
                 except (CapacityError, ConfigurationError) as exc:
                     raise ConfigurationError(
