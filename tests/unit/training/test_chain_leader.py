@@ -15,16 +15,25 @@ import trio
 
 from neurogrid.errors import NoRouteError, PeerRefusedError, TooLargeForPeerError
 from neurogrid.p2p import ErrorCode, TensorMessage
+from neurogrid.training.leading.chains import leader as leader_module
 from neurogrid.training.leading.chains import members as members_module
 from neurogrid.training.leading.chains.chain import Chain
 from neurogrid.training.leading.chains.leader import CHAIN_LEADER_TAKES
 from neurogrid.training.leading.chains.members import ChainWorker
 from neurogrid.training.leading.witnessed.leader import WITNESSED_LEADER_TAKES
-from neurogrid.training.wire.runs import Apply, Follow, Report, RunMessage, StageReport, Started
+from neurogrid.training.wire.runs import (
+    Apply,
+    Follow,
+    Report,
+    RunMessage,
+    StageReport,
+    Started,
+    StepDone,
+)
 from tests.unit.training.scripted_chain import RUN, Member, open_chain, state_piece
 
 if TYPE_CHECKING:
-    from neurogrid.p2p.wire import Hello
+    from neurogrid.p2p.wire import Hello, MessageCode
 
 
 async def test_a_chain_comes_to_its_end(tmp_path: Path) -> None:
@@ -420,3 +429,34 @@ async def test_workers_that_went_long_ago_are_forgotten(
         assert known._workers.keys() == here | {"peer 3", "peer 4"}
         assert len(known._apart) == 2
         assert known.called("peer 0") == "peer 0"
+
+
+async def test_what_comes_late_of_a_step_that_was_given_up_is_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(leader_module, "_STEP_SECONDS", 0.5)
+    monkeypatch.setattr(leader_module, "_LONGEST_STEPS", 0.0)
+    late: list[StepDone] = []
+
+    def begin(member: Member) -> None:
+        right = member.tell
+
+        async def tell(code: MessageCode, data: bytes, request_id: int = 0) -> None:
+            if code is RunMessage.STEP_DONE and member.is_last:
+                done = StepDone.decode(data)
+                if not late and done.step == 3:
+                    late.append(done)
+                    return
+                for each in late:
+                    await right(code, replace(each, loss=99.0).encode())
+            await right(code, data, request_id)
+
+        member.tell = tell  # type: ignore[method-assign]
+
+    async with open_chain(tmp_path, begin=begin) as chain:
+        await chain.leader.run()
+        (warning,) = chain.progress.warned
+        assert "step 4 has taken 0 s: member" in warning
+        assert "did not end it. The stages are arranged anew" in warning
+        assert late[0].chain < chain.members[0].order.chain
+        assert [line["loss"] for line in chain.keeper.lines] == [2.0] * 8
