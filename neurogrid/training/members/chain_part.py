@@ -36,7 +36,7 @@ from neurogrid.p2p.wire import MessageCode, TensorMessage
 from neurogrid.renewed_event import RenewedEvent
 from neurogrid.temporary import temporary_directory
 from neurogrid.training.averaging.reductions import Reductions
-from neurogrid.training.data.blob_files import fetch_file
+from neurogrid.training.data.blob_files import fetch_file_patiently
 from neurogrid.training.members.chain_stage import ChainStage, NeighbourLostError
 from neurogrid.training.members.failures import one_line, telling_failure
 from neurogrid.training.members.member_blobs import MemberBlobs
@@ -372,7 +372,8 @@ class ChainPart:
             if blob_id not in self._fetched:
                 peers = [*self._providers(order, name), self.leader]
                 path = directory / "pieces" / blob_id.hex()
-                await fetch_file(
+                # One that serves many at once is busy for some of them.
+                await fetch_file_patiently(
                     self._blobs.transfers, blob_id, peers, path, timeout=_FETCH_TIMEOUT
                 )
                 self._fetched[blob_id] = path

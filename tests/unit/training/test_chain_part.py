@@ -7,9 +7,15 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import trio
 
-from neurogrid.errors import CheckpointError, NeuroGridError, RemoteProtocolError
-from neurogrid.p2p import TensorMessage
+from neurogrid.errors import (
+    CheckpointError,
+    NeuroGridError,
+    PeerRefusedError,
+    RemoteProtocolError,
+)
+from neurogrid.p2p import ErrorCode, TensorMessage
 from neurogrid.training.data.blob_files import OfferedFiles
 from neurogrid.training.members.chain_part import ChainPart
 from neurogrid.training.members.settings import MemberSettings
@@ -79,3 +85,25 @@ async def test_a_state_that_was_written_in_vain_is_gone_with_the_next_order(tmp_
     assert [path.is_file() for path in files] == [True, False, False]
     assert await offered.provide("other", blobs[0]) is not None
     assert await offered.provide("other", blobs[1]) is None
+
+
+async def test_a_piece_is_asked_for_again_where_its_leader_is_busy(tmp_path: Path) -> None:
+    """It serves 32 members at once, and a run may have more: five failures would be the end of the others."""
+    asked: list[str] = []
+
+    class Busy:
+        async def fetch_blob(self, peers: list[str], *given: object, **more: object) -> Any:
+            await trio.lowlevel.checkpoint()
+            asked.extend(peers)
+            if len(asked) == 1:
+                raise PeerRefusedError("it is busy", code=ErrorCode.BUSY, text="")
+            blob = SimpleNamespace(path=None, data=b"weights")
+            return SimpleNamespace(blob=blob, peer_id="leader")
+
+    part = part_of(SimpleNamespace(transfers=Busy()))
+    pieces = {"names": ("weights.0",), "blobs": (bytes(32),)}
+    order = StageOrder(bytes(16), 4, 0, 0, ("own", "other"), ("", ""), (0, 1, 2), **pieces)
+    with trio.fail_after(10):
+        found = await part._fetch(order, tmp_path)
+    assert {name: path.read_bytes() for name, path in found.items()} == {"weights.0": b"weights"}
+    assert asked == ["leader", "leader"]
