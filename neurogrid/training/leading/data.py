@@ -7,7 +7,7 @@ import json
 import logging
 import os
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -217,14 +217,20 @@ class LeaderSlices:
         self._directory, self._store, self._holders = data.path, store, holders
         manifest = data.manifest
         self._infos = {info.blob_id: info for info in (*manifest.slices, *manifest.held_out)}
-        self._own = {info.blob_id for info in manifest.held_out}
+        self._held_out = frozenset(info.blob_id for info in manifest.held_out)
+        self._own = self._held_out
         directory.mkdir(parents=True, exist_ok=True)
         room = shutil.disk_usage(directory).free // 2
         self._cache = SliceCache(transfers, directory, room, web=data.web)
         self._limiter = trio.CapacityLimiter(_MAX_FETCHES)
 
+    def need_only(self, infos: Iterable[SliceInfo]) -> None:
+        """Keep these slices from now on, and those that are held out: others may go when the room is needed."""
+        self._own = self._held_out.union(info.blob_id for info in infos)
+        self._cache.need_only(self._own)
+
     async def fetch(self, info: SliceInfo, timeout: float) -> Path:
-        """The file of a slice, verified.
+        """The file of a slice, verified; it stays until `need_only` does not name it any more.
 
         Args:
             timeout: seconds.

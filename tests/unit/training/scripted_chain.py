@@ -3,7 +3,7 @@ them tell, and compute nothing."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -272,8 +272,23 @@ class _Weights:
         return {}
 
 
-class _Slices:
+class Slices:
+    """Slices of a web server, each of which is held until it is not needed any more.
+
+    Attributes:
+        held: those that are; of `fetched`, which are all that were asked for.
+    """
+
+    def __init__(self) -> None:
+        self.held: set[object] = set()
+        self.fetched: list[object] = []
+
+    def need_only(self, infos: Iterable[object]) -> None:
+        self.held &= set(infos)
+
     async def fetch(self, info: object, timeout: float) -> Path:
+        self.held.add(info)
+        self.fetched.append(info)
         return Path("slice")
 
 
@@ -298,12 +313,14 @@ async def open_chain(
     state_every: int = 4,
     wait: float = 20.0,
     more: str = "",
+    sizes: tuple[int, ...] = (1000,),
     begin: Callable[[Member], None] = lambda member: None,
 ) -> AsyncIterator[ScriptedChain]:
     """A run whose members are here, and not asked yet.
 
     Args:
         more: of the run file.
+        sizes: samples of each slice.
         begin: is given each member, before the leader knows it.
     """
     text = TEXT.format(stages=stages, steps=steps, state_every=state_every, more=more)
@@ -317,14 +334,14 @@ async def open_chain(
         transfers = Transfers(exchange, Providers(offered), limits=PIECE_LIMITS)
         state = await ChainState.open(folder / "run" / "stages", offered)
         numbers = ChainNumbers((10,) * NUM_LAYERS, (0,) * NUM_LAYERS, 10, 5, 5, 8, 16)
-        run_state = RunState((1000,), seed=1)
+        run_state = RunState(sizes, seed=1)
         machine = RunMachine(_rules(run), run_state)
         keeper, progress = FakeKeeper(RoundFigures(run, 4)), FakeProgress()
         fakes: Any = {
             "weights": _Weights(),
             "keeper": keeper,
-            "slices": _Slices(),
-            "manifest": SimpleNamespace(slices=[None], held_out=()),
+            "slices": Slices(),
+            "manifest": SimpleNamespace(slices=range(len(sizes)), held_out=()),
             "reader": _Reader(),
             "changes": SimpleNamespace(take=lambda: False),
             "progress": progress,

@@ -460,3 +460,12 @@ async def test_what_comes_late_of_a_step_that_was_given_up_is_nothing(
         assert "did not end it. The stages are arranged anew" in warning
         assert late[0].chain < chain.members[0].order.chain
         assert [line["loss"] for line in chain.keeper.lines] == [2.0] * 8
+
+
+async def test_a_slice_is_held_no_longer_than_its_steps(tmp_path: Path) -> None:
+    """From a web server there may be more than the disk has room for, and each is a file that is open."""
+    async with open_chain(tmp_path, sizes=(2,) * 8) as chain:
+        slices: Any = chain.leader._slices
+        await chain.leader.run()
+        assert sorted(slices.fetched) == list(range(8))
+        assert slices.held == {slices.fetched[-1]}

@@ -19,7 +19,7 @@ import math
 import struct
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 import torch
@@ -698,8 +698,14 @@ class ChainLeader:
         return total, labels
 
     async def _read(self, ranges: Sequence[SampleRange]) -> Batch:
+        self._need_only(ranges)
         files = await self._files(ranges)
         return await trio.to_thread.run_sync(self._reader.read, files)
+
+    def _need_only(self, ranges: Iterable[SampleRange]) -> None:
+        """Let go of slices that were fetched for steps before: each is a file that is held open."""
+        numbers = {each.slice for each in ranges}
+        self._slices.need_only([self._manifest.slices[number] for number in sorted(numbers)])
 
     async def _files(self, ranges: Sequence[SampleRange]) -> list[FileRange]:
         files = []

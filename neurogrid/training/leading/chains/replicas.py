@@ -263,6 +263,8 @@ class ReplicasLeader(ChainLeader):
             raise NeuroGridError(
                 "nothing is left to learn from, and the run has not come to its end"
             )
+        works = [replica.work for replica in replicas if replica.work is not None]
+        self._need_only(each for work in works for each in work.ranges)
         with unwrap_errors():
             async with trio.open_nursery() as nursery:
                 for replica in replicas:
