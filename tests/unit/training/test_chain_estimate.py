@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from torch import Tensor
 
 from neurogrid.errors import ConfigurationError, UnsupportedModelError
+from neurogrid.training.leading.chains.lead import _changed_rules
 from neurogrid.training.leading.chains.numbers import chain_numbers, pieces_that_learn
 from neurogrid.training.runs.estimate import BASE_BYTES
 from neurogrid.training.runs.run_file import InnerSection, OuterSection, RunFile, parse_run_file
@@ -304,6 +307,17 @@ def test_hidden_states_of_a_micro_batch_are_one_message() -> None:
         cut(wide, micro_batches=21)
     with pytest.raises(ConfigurationError, match="of 1 samples has hidden states"):
         cut(replace(NUMBERS, hidden_size=200))
+
+
+def test_a_change_to_more_than_a_message_has_is_refused() -> None:
+    """Stages would fail by it, one after the other, until nobody is asked any more."""
+    wide, run = replace(NUMBERS, hidden_size=2**22), with_layout(micro_batches=8)
+    given: Any = SimpleNamespace(
+        kind="text", num_samples=100, sequence_length=8, tokens_per_sample=8
+    )
+    assert _changed_rules(run, wide, given).batch_samples == 8
+    with pytest.raises(ConfigurationError, match=r"stages send each other .* at once"):
+        _changed_rules(with_layout(micro_batches=1), wide, given)
 
 
 def test_replicas_have_common_weights_and_momentum_besides() -> None:

@@ -54,7 +54,11 @@ from neurogrid.training.runs.machine import Rules, RunMachine
 from neurogrid.training.runs.run_directory import RunDirectory
 from neurogrid.training.runs.run_file import OuterSection, RunFile
 from neurogrid.training.runs.state import Phase
-from neurogrid.training.stages.chain_estimate import check_boundary, stage_sizes
+from neurogrid.training.stages.chain_estimate import (
+    ChainNumbers,
+    check_boundary,
+    stage_sizes,
+)
 from neurogrid.training.stages.cutting import cut_layers
 from neurogrid.training.trainer.batches import BatchReader
 from neurogrid.training.trainer.models import make_model, save_model
@@ -156,7 +160,11 @@ async def lead_chain(settings: LeaderSettings, progress: LeaderProgress, board: 
             seconds=lines[-1].get("seconds", 0.0) if lines else 0.0,
             steps_a_round=every,
         )
-        machine = RunMachine(rules, state, lambda values: rules_for(changed_run(run, values)))
+        machine = RunMachine(
+            rules,
+            state,
+            lambda values: _changed_rules(changed_run(run, values), numbers, data.manifest),
+        )
         make_leader = ReplicasLeader if has_replicas else ChainLeader
         leader = make_leader(
             host,
@@ -208,6 +216,16 @@ def _rules_for(run: RunFile, manifest: Manifest) -> Rules:
     rules = rules_of(_as_rounds(run), manifest)
     least = run.members.min if run.layout.replicas > 1 else 1
     return replace(rules, min_members=least, max_members=run.layout.replicas, projected=False)
+
+
+def _changed_rules(run: RunFile, numbers: ChainNumbers, manifest: Manifest) -> Rules:
+    """The rules of a run file that was changed: what stages could not send each other changes nothing.
+
+    Raises:
+        ConfigurationError: they could not, or it does not go together with the data.
+    """
+    check_boundary(run, numbers)
+    return _rules_for(run, manifest)
 
 
 def _begun_with(model: Path, config: dict[str, Any], run: RunFile, directory: RunDirectory) -> Path:
