@@ -173,6 +173,10 @@ class Member:
         """What it tells of a step that it has computed."""
         return {"squared_norm": 1.0, "loss": 2.0 if self.is_last else None}
 
+    async def compute(self, step: Step) -> None:
+        """What it does and tells before it has computed a step."""
+        await self.report("working", step.step)
+
     def pieces(self, step: int) -> dict[str, bytes]:
         """The state after so many steps."""
         names = state_pieces(self.order.bounds, self.index)
@@ -229,7 +233,7 @@ class Member:
 
     async def _on_step(self, message: TensorMessage) -> None:
         step = Step.decode(message.data)
-        await self.report("working", step.step)
+        await self.compute(step)
         told = StepDone(RUN, step.chain, step.step, **self.done(step.step))
         await self.tell(RunMessage.STEP_DONE, told.encode())
 

@@ -20,6 +20,7 @@ from neurogrid.training.leading.chains import members as members_module
 from neurogrid.training.leading.chains.chain import Chain
 from neurogrid.training.leading.chains.leader import CHAIN_LEADER_TAKES
 from neurogrid.training.leading.chains.members import ChainWorker
+from neurogrid.training.leading.chains.step_deadline import StepDeadlines
 from neurogrid.training.leading.witnessed.leader import WITNESSED_LEADER_TAKES
 from neurogrid.training.wire.runs import (
     Apply,
@@ -28,6 +29,7 @@ from neurogrid.training.wire.runs import (
     RunMessage,
     StageReport,
     Started,
+    Step,
     StepDone,
 )
 from tests.unit.training.scripted_chain import RUN, Member, open_chain, state_piece
@@ -189,6 +191,32 @@ async def test_a_member_that_cannot_take_part_is_asked_five_times(tmp_path: Path
         assert chain.progress.warned == [said]
         assert chain.members[0].num_started == 5
         nursery.cancel_scope.cancel()
+
+
+async def test_a_step_that_takes_long_is_made_while_members_come_further(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A part of it takes longer than it may stand still, and the whole takes longer than the second try may."""
+
+    def begin(member: Member) -> None:
+        at_once = member.compute
+
+        async def compute(step: Step) -> None:
+            await at_once(step)
+            for done in range(4 if step.step == member.index == 0 else 0):
+                if step.chain == member.order.chain:
+                    await member.report("working", step.step, micro_batches=4, done=done)
+                    await trio.sleep(1.0)
+
+        member.compute = compute  # type: ignore[method-assign]
+
+    async with open_chain(tmp_path, begin=begin) as chain:
+        monkeypatch.setattr(chain.leader, "_deadlines", StepDeadlines(least=0.8))
+        await chain.leader.run()
+        assert chain.state.step == 8
+    (warned,) = chain.progress.warned
+    assert "step 1 has stood still for 1 s" in warned
+    assert warned.endswith("did not end it. The stages are arranged anew")
 
 
 async def test_a_deputy_is_told_that_a_run_in_stages_has_none(tmp_path: Path) -> None:

@@ -45,6 +45,7 @@ from neurogrid.training.leading.chains.numbers import pieces_that_learn
 from neurogrid.training.leading.chains.orders import StageOrders
 from neurogrid.training.leading.chains.rates import StepRates
 from neurogrid.training.leading.chains.state import ChainState
+from neurogrid.training.leading.chains.step_deadline import StepDeadlines
 from neurogrid.training.leading.chains.sums import sum_of
 from neurogrid.training.leading.chains.weights import ChainWeights
 from neurogrid.training.leading.changes import WantedChanges
@@ -100,9 +101,6 @@ CHAIN_LEADER_TAKES: Final[Table] = {
 """The roles that the leader of a chain takes each message from."""
 
 _SLICE_TIMEOUT: Final = 120.0
-# A step may take so many times what the longest has taken, and so many seconds at least.
-_LONGEST_STEPS: Final = 10.0
-_STEP_SECONDS: Final = 120.0
 # How much the last step counts in what a micro-batch takes a member.
 _LATEST: Final = 0.3
 # Seconds between looks at how long the run may take.
@@ -185,7 +183,7 @@ class ChainLeader:
         self._chain: Chain | None = None
         # Of the steps after the state that is kept: they may have to be made again.
         self._since: dict[int, tuple[SampleRange, ...]] = {}
-        self._longest_step = 0.0
+        self._deadlines = StepDeadlines()
         self._num_not_finite = 0
         self._num_micro_batches = 0
         self._timeline = Timeline({"neurogrid.run": facts.run_file.name})
@@ -365,7 +363,7 @@ class ChainLeader:
         if joined:
             providers = self._providers(chain, joined)
             await self._members.wait(chain, lambda: chain.all_applied(step, providers))
-        self._longest_step = max(self._longest_step, trio.current_time() - began)
+        self._deadlines.made(chain.peers, trio.current_time() - began)
         if is_new or step + 1 in self._keeper.told:
             await self._note_step(chain, step, is_last=is_last)
         self._tell_step(chain, step)
@@ -491,9 +489,17 @@ class ChainLeader:
             is_evaluation=is_evaluation,
             routes=route,
         )
-        seconds = max(_STEP_SECONDS, _LONGEST_STEPS * self._longest_step)
+        # A forward and a backward of each micro-batch, in each stage.
+        num_operations = 2 * len(pieces) * len(chain.stages)
+        deadline = self._deadlines.begin(trio.current_time(), chain.peers, num_operations)
+
+        def is_done() -> bool:
+            deadline.look(trio.current_time(), self._members.operations_done(chain, step))
+            scope.deadline = deadline.at
+            return chain.all_done(step)
+
         try:
-            with trio.fail_after(seconds), unwrap_errors():
+            with trio.fail_at(deadline.at) as scope, unwrap_errors():
                 async with trio.open_nursery() as nursery:
                     for peer in chain.peers:
                         await self._tell(peer, RunMessage.STEP, told.encode())
@@ -505,12 +511,13 @@ class ChainLeader:
                                 if lanes[number][index] == lane
                             ]
                             nursery.start_soon(self._send_tensors, chain, code, peer, step, tensors)
-                    await self._members.wait(chain, lambda: chain.all_done(step))
+                    await self._members.wait(chain, is_done)
         except trio.TooSlowError:
+            self._deadlines.ran_out(chain.peers, deadline)
             late = [p for p in chain.peers if (step, p) not in chain.done]
             names = ", ".join(map(self._members.called, late))
             raise ChainBroken(
-                f"step {step + 1} has taken {seconds:.0f} s: {names} did not end it"
+                f"step {step + 1} has stood still for {deadline.seconds:.0f} s: {names} did not end it"
             ) from None
         if not is_evaluation:
             self._note_paces(chain, step)

@@ -266,6 +266,15 @@ class ChainMembers:
             with trio.move_on_after(HEARTBEAT):
                 await changed.wait()
 
+    def operations_done(self, chain: Chain, step: int) -> dict[str, int]:
+        """Operations of a step that members of a chain have told of: forwards and backwards of a micro-batch."""
+        told = {peer_id: self._told(peer_id, chain.number) for peer_id in chain.peers}
+        return {
+            peer_id: 2 * each.done + each.under_way
+            for peer_id, each in told.items()
+            if each is not None and each.state == "working" and each.step == step
+        }
+
     def check(self, chain: Chain) -> None:
         """Raises ChainBroken where a member of a chain is lost, or has failed."""
         for peer_id in chain.peers:

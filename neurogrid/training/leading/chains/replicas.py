@@ -322,7 +322,7 @@ class ReplicasLeader(ChainLeader):
         await self._tell_apply(chain, step, 0.0 if faults else norm, not faults, False, {})
         replica.note(loss_of(chain, step), batch.num_labels, norm, done)
         chain.forget_before(step - 1)
-        self._longest_step = max(self._longest_step, trio.current_time() - began)
+        self._deadlines.made(chain.peers, trio.current_time() - began)
 
     # What replicas have learned
 
