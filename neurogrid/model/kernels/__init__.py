@@ -26,6 +26,7 @@ from neurogrid.model.kernels.layer import (
 from neurogrid.model.kernels.linear import (
     Bfloat16Linear,
     CodesLinear,
+    NarrowLinear,
     held_codes,
     hold_as_bfloat16,
     in_shape_only,
@@ -44,6 +45,7 @@ __all__ = [
     "Bfloat16Linear",
     "Codes",
     "CodesLinear",
+    "NarrowLinear",
     "CompiledLayer",
     "LayerParts",
     "Library",

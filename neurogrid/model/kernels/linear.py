@@ -23,6 +23,7 @@ from neurogrid.model.kernels.matrix import Matrix
 __all__ = [
     "Bfloat16Linear",
     "CodesLinear",
+    "NarrowLinear",
     "held_codes",
     "hold_as_bfloat16",
     "in_shape_only",
@@ -37,7 +38,7 @@ class _HeldLinear(nn.Linear):
         dtype: what it computes in.
     """
 
-    _held: Codes | Matrix | Int4Matrix | GpuMatrix
+    _held: Codes | Matrix | Int4Matrix | GpuMatrix | _NarrowWeight
 
     def __init__(self, shape: tuple[int, int], bias: nn.Parameter | None, dtype: torch.dtype):
         # nn.Linear's own would take the memory of a weight.
@@ -47,7 +48,7 @@ class _HeldLinear(nn.Linear):
         self.dtype = dtype
         self.train(False)
 
-    def _hold(self, held: Codes | Matrix | Int4Matrix | GpuMatrix) -> None:
+    def _hold(self, held: Codes | Matrix | Int4Matrix | GpuMatrix | _NarrowWeight) -> None:
         """Keep what is multiplied, as parameters, too: whoever counts a module's memory counts those."""
         self._held = held
         for number, part in enumerate(held.parts):
@@ -121,6 +122,33 @@ class CodesLinear(_HeldLinear):
         super().__init__((codes.num_outputs, codes.num_inputs), bias, dtype)
         on_gpu = int4_matrix(codes, dtype) or gpu_matrix(codes, dtype)
         self._hold(on_gpu or held_codes(codes, bias, dtype, by_int8=by_int8))
+
+
+class NarrowLinear(_HeldLinear):
+    """A linear layer whose weight does not learn and lies in bfloat16; products are in float32, by torch.
+
+    Args:
+        linear: with that weight, and a bias in float32 or none.
+    """
+
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__((linear.out_features, linear.in_features), linear.bias, torch.float32)
+        self._hold(_NarrowWeight(linear.weight.detach()))
+
+
+class _NarrowWeight:
+    """A weight that is made as wide as it is multiplied in, each time.
+
+    Attributes:
+        parts: the weight alone.
+    """
+
+    def __init__(self, weight: torch.Tensor) -> None:
+        self.parts = (weight,)
+
+    def dense(self, dtype: torch.dtype) -> torch.Tensor:
+        """[O, I] in `dtype`."""
+        return self.parts[0].to(dtype)
 
 
 class Bfloat16Linear(nn.Linear):

@@ -26,6 +26,7 @@ from neurogrid.model.files.quantization import Quantization
 from neurogrid.model.files.tensor_names import is_end_tensor, layer_of
 from neurogrid.model.stages.added_gradients import add_gradients_in_place
 from neurogrid.model.stages.experts import expert_weights
+from neurogrid.model.stages.narrow import compute_wide
 from neurogrid.model.stages.skeleton import Skeleton
 from neurogrid.model.stages.subspace import Subspace
 from neurogrid.model.unused_memory import give_back_memory
@@ -74,6 +75,7 @@ class TrainingStage:
             state" below is [B, T, K], and all stages but the first need the token ids, too. To keep the weights in it
             is the caller's (`project_weights`). None for whole ones.
         takes_over: whether what `tensors` gives is the stage's own from then on; else it is copied.
+        is_wide: with `adapt` and a narrower `dtype`, whether all is computed in float32 nevertheless.
 
     Attributes:
         parameters: what learns, by its name in the whole model. At the first and the last stage everything outside the
@@ -100,10 +102,13 @@ class TrainingStage:
         quantization: Quantization | None = None,
         subspace: Subspace | None = None,
         takes_over: bool = False,
+        is_wide: bool = False,
     ) -> None:
+        if is_wide and adapt is None:
+            raise ValueError("what learns is as wide as what it is computed in")
         if quantization is not None and adapt is None:
             raise ValueError("codes do not learn")
-        self._device, self._dtype = torch.device(device), dtype
+        self._device, self._dtype = torch.device(device), torch.float32 if is_wide else dtype
         self._keeps_graphs, self._subspace = keeps_graphs, subspace
         skeleton = self._skeleton = Skeleton(config, dtype=dtype, device=self._device)
         if not 0 <= start < stop <= skeleton.num_layers:
@@ -119,6 +124,8 @@ class TrainingStage:
             skeleton.load_ends(_of(tensors, ends, takes_over))
         else:
             skeleton.shape_ends()
+        if is_wide:
+            compute_wide(skeleton.model)
         if adapt is not None:
             skeleton.model.requires_grad_(False)
         elif self.is_first or self.is_last:
@@ -140,6 +147,8 @@ class TrainingStage:
                 self._let_learn(f"{name}.", layer)
             else:
                 layer.requires_grad_(False)
+                if is_wide:
+                    compute_wide(layer)
                 self.parameters |= adapt(layer_id, name, layer)
         give_back_memory()
         layers = [skeleton.layer(layer_id) for layer_id in self._layer_ids]

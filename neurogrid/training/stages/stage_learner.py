@@ -4,8 +4,9 @@ A step is: micro-batches forward and backward, the gradient of what is tied exch
 norm over all stages, `apply`. Until then nothing has changed, and `forget_all` makes it as if the step had not begun.
 
 Knows tensors, no other process. Weights, gradients and the optimiser are float32; products are in bfloat16 where the
-settings say so. Random numbers come from the seed of the settings, the number of the step, that of the micro-batch and
-the first layer alone, and so does a learning rate from its step: what is done again has the same bits.
+settings say so and the device has such products. Random numbers come from the seed of the settings, the number of the
+step, that of the micro-batch and the first layer alone, and so does a learning rate from its step: what is done again
+has the same bits.
 
 With a subspace, hidden states between stages are [B, T, K] where [B, T, D] is said here (model/stages/subspace.py), and
 weights are kept in it: new ones, and after each step. So is what `squared_norm` and `apply` take of the gradients.
@@ -30,6 +31,7 @@ from neurogrid.model.files.quantization import Quantization
 from neurogrid.model.files.tensor_names import layer_of
 from neurogrid.model.proof.subspace_proof import check_subspace, subspace_of
 from neurogrid.model.stages.device import seed_device
+from neurogrid.model.stages.narrow import has_narrow_products
 from neurogrid.model.stages.subspace import (
     NUM_FREE_LAYERS,
     SubspaceTraits,
@@ -84,7 +86,8 @@ class StageLearner:
         self._settings = settings
         inner = settings.inner
         self._device = torch.device(settings.device)
-        self._is_narrow = inner.precision == "bfloat16"
+        is_narrow = inner.precision == "bfloat16"
+        self._has_narrow = is_narrow and has_narrow_products(self._device)
         if settings.threads:
             torch.set_num_threads(settings.threads)
         config = build_config(parse_config(settings.config))
@@ -105,14 +108,15 @@ class StageLearner:
             settings.start,
             settings.stop,
             _Others(tensors),
-            # What learns is float32; what does not is what it is multiplied in.
-            dtype=torch.bfloat16 if adapters and self._is_narrow else torch.float32,
+            # What learns is float32; what does not is what it is multiplied in, where the device has such products.
+            dtype=torch.bfloat16 if adapters and is_narrow else torch.float32,
             device=self._device,
             keeps_graphs=not settings.recompute,
             adapt=adapters,
             quantization=_quantization_of(settings),
             subspace=self._subspace,
             takes_over=takes_over,
+            is_wide=bool(adapters) and is_narrow and not self._has_narrow,
         )
         if adapters:
             require_targets(settings.adapter, stage.templates)
@@ -500,7 +504,7 @@ class StageLearner:
                 )
 
     def _precision(self) -> torch.autocast:
-        return torch.autocast(self._device.type, torch.bfloat16, enabled=self._is_narrow)
+        return torch.autocast(self._device.type, torch.bfloat16, enabled=self._has_narrow)
 
     def _seed(self, step: int, number: int) -> None:
         seed_device(self._device, _seed_of(self._settings.seed, step, number, self._settings.start))

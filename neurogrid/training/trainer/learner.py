@@ -21,6 +21,7 @@ from torch import Tensor
 from neurogrid.errors import ConfigurationError
 from neurogrid.model.stages.added_gradients import add_gradients_in_place
 from neurogrid.model.stages.device import seed_device
+from neurogrid.model.stages.narrow import has_narrow_products
 from neurogrid.training.averaging.parts import Layout
 from neurogrid.training.optimizers import token_weighted_loss
 from neurogrid.training.runs.estimate import member_bytes
@@ -245,7 +246,8 @@ class Learner:
         """Logits [N, V] and labels [N] of a micro-batch."""
         inputs, labels = inputs.to(self._device), labels.to(self._device)
         is_narrow = self._settings.inner.precision == "bfloat16"
-        with torch.autocast(self._device.type, torch.bfloat16, enabled=is_narrow):
+        enabled = is_narrow and has_narrow_products(self._device)
+        with torch.autocast(self._device.type, torch.bfloat16, enabled=enabled):
             if self._is_text:
                 logits = self._model(input_ids=inputs, use_cache=False).logits
             else:

@@ -20,6 +20,7 @@ from neurogrid.model.files.tensor_names import layer_of, path_in_layer
 from neurogrid.model.kernels import CodesLinear, quantize
 from neurogrid.training.runs.inner_optimizer import make_optimizer, rates_of
 from neurogrid.training.runs.run_file.stage_sections import AdapterSection
+from neurogrid.training.stages import stage_learner
 from neurogrid.training.stages.lora import Adapters, read_adapter, write_adapter
 from neurogrid.training.stages.stage_learner import StageLearner
 from tests.unit.training.test_stage_learner import (
@@ -218,19 +219,24 @@ def test_what_peft_writes_is_read(tmp_path: Path) -> None:
     assert stored.section == replace(ADAPTER, targets=tuple(sorted(ADAPTER.targets)))
 
 
-def test_base_weights_in_bfloat16() -> None:
-    """They are held in what is multiplied; matrices that learn stay float32, and the loss is near."""
+@pytest.mark.parametrize("has_products", [True, False])
+def test_base_weights_in_bfloat16(has_products: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are held in it, and multiplied in it where the device can; what learns is float32, the loss is near."""
+    monkeypatch.setattr(stage_learner, "has_narrow_products", lambda device: has_products)
     narrow = replace(INNER, precision="bfloat16")
     chain = Chain("untied", 2, adapter=ADAPTER, inner=narrow)
     wide = Chain("untied", 2, adapter=ADAPTER)
     first = chain.stages[0]
-    assert first._stage._skeleton.layer(0).mlp.up_proj.weight.dtype == torch.bfloat16
+    layer = first._stage._skeleton.layer(0)
+    held = {each.dtype for each in layer.parameters() if each.ndim == 2 and not each.requires_grad}
+    assert held == {torch.bfloat16}
     for step in (1, 2):
         assert chain.step(step) == pytest.approx(wide.step(step), rel=0.01)
     for name, tensor in chain.weights().items():
         assert tensor.dtype == torch.float32
         assert bool(tensor.any()), name
-    assert first.forward(0, batch_of(0).pieces[0][0], step=0).dtype == torch.bfloat16
+    computed = torch.bfloat16 if has_products else torch.float32
+    assert first.forward(0, batch_of(0).pieces[0][0], step=0).dtype == computed
 
 
 @pytest.mark.parametrize("recompute", [False, True])

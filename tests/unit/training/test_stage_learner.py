@@ -24,6 +24,7 @@ from neurogrid.model.proof.miniature_split import saved_tensors
 from neurogrid.training.runs.inner_optimizer import make_optimizer, rates_of
 from neurogrid.training.runs.run_file import InnerSection
 from neurogrid.training.runs.run_file.stage_sections import AdapterSection
+from neurogrid.training.stages import stage_learner
 from neurogrid.training.stages.stage_learner import StageLearner
 from neurogrid.training.stages.stage_settings import StageSettings
 from tests.simulated_device import FIRST, SECOND, seeds, simulated_devices
@@ -422,8 +423,9 @@ def test_evaluating_leaves_all_as_it_was(family: str) -> None:
     assert same(chain.weights(), undisturbed.weights())
 
 
-def test_products_in_bfloat16_beside_masters_in_float32() -> None:
+def test_products_in_bfloat16_beside_masters_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
     """Bits are those of the whole model under autocast."""
+    monkeypatch.setattr(stage_learner, "has_narrow_products", lambda device: True)
     inner = replace(INNER, precision="bfloat16")
     chain = Chain("untied", 2, inner=inner)
     model = copy.deepcopy(model_of("untied")).train()
@@ -444,6 +446,14 @@ def test_products_in_bfloat16_beside_masters_in_float32() -> None:
         for name, parameter in stage._parameters.items():
             assert parameter.dtype == torch.float32
             assert torch.equal(parameter.grad, dict(model.named_parameters())[name].grad), name
+
+
+def test_products_are_in_float32_where_the_device_has_no_narrower_ones(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(stage_learner, "has_narrow_products", lambda device: False)
+    chain = Chain("untied", 2, inner=replace(INNER, precision="bfloat16"))
+    assert chain.compute(0) == Chain("untied", 2).compute(0)
 
 
 def test_running_out_of_memory_is_the_callers() -> None:
