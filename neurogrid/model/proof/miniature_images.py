@@ -24,8 +24,8 @@ from transformers import GenerationConfig, PreTrainedConfig
 
 from neurogrid.errors import UnsupportedModelError
 from neurogrid.model.files.config import build_config, build_whole_config
-from neurogrid.model.files.model_code import one_line
 from neurogrid.model.files.image_part import image_model_class, text_part
+from neurogrid.model.files.model_code import one_line
 from neurogrid.model.files.tensor_names import is_image_tensor, name_in_text_model
 from neurogrid.model.images.places import ImagePlaces, image_way
 from neurogrid.model.proof.miniature import proving, randomise

@@ -18,8 +18,8 @@ from transformers import PreTrainedConfig
 
 from neurogrid.errors import ModelError, UnsupportedModelError
 from neurogrid.model.files.config import build_whole_config
-from neurogrid.model.files.model_code import MODEL_CODE_ERRORS, one_line, quiet_transformers
 from neurogrid.model.files.image_part import image_model_class
+from neurogrid.model.files.model_code import MODEL_CODE_ERRORS, one_line, quiet_transformers
 from neurogrid.model.stages.weight_loading import load_tensors, move_to
 
 __all__ = ["ImageTower", "build_image_model"]

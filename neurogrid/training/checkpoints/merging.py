@@ -17,8 +17,8 @@ from transformers.core_model_loading import revert_weight_conversion
 from neurogrid.errors import CheckpointError, ConfigurationError, UnsupportedModelError
 from neurogrid.model.files.checkpoint import Checkpoint
 from neurogrid.model.files.config import build_config
-from neurogrid.model.files.model_code import quiet_transformers
 from neurogrid.model.files.gguf.model_files import gguf_files
+from neurogrid.model.files.model_code import quiet_transformers
 from neurogrid.model.files.tensor_names import layer_of
 from neurogrid.model.stages.skeleton import build_on_meta
 from neurogrid.training.stages.lora import read_adapter

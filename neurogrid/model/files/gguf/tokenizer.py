@@ -9,8 +9,8 @@ from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from neurogrid.errors import CheckpointError, UnsupportedModelError
-from neurogrid.model.files.model_code import one_line, quiet_transformers
 from neurogrid.model.files.gguf.metadata import Metadata
+from neurogrid.model.files.model_code import one_line, quiet_transformers
 
 __all__ = ["end_tokens", "make_tokenizer"]
 
