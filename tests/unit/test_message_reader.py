@@ -7,8 +7,10 @@ import json
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from neurogrid.inference.generation.sampling import GeneratedToken
+from neurogrid.inference.generation.sampling import GeneratedToken, Logprobs
 from neurogrid.model.embedded import embedded_model_path
 from neurogrid.model.files.tokenizer import Tokenizer
 from neurogrid.server.openai.answer_writer import AnswerWriter, Piece
@@ -244,7 +246,7 @@ def read_until(
 ) -> tuple[str, str, list[str], str | None]:
     """Text, thoughts, arguments of calls and finish reason of what a model writes, with stop strings."""
     reader = MessageReader(form)
-    writer = AnswerWriter(TOKENIZER, [0], stop, ends_content=reader.is_in_content)
+    writer = AnswerWriter(TOKENIZER, [0], stop, is_read=True)
     content, thoughts, calls = "", "", [""] * 4
     for token in [
         *map(GeneratedToken, TOKENIZER.encode(text)[1:]),
@@ -288,3 +290,104 @@ def test_a_stop_string_in_a_thought_leaves_the_answer(is_open: bool) -> None:
     form = MessageForm(thinking=thinking)
     for stop, content in (("\n", "Three. Four."), (". ", "Three"), ("<", "Three. Four.\nFive.")):
         assert read_until(form, text, (stop,)) == (content, "One. Two.", [], "stop")
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "stop", "content"),
+    [
+        ("hermes", "It writes <tool_call> and means it.", " and", "It writes <tool_call>"),
+        ("hermes", "It writes <tool_call>, says Bo.", ">, s", "It writes <tool_call"),
+        (
+            "hermes",
+            '<tool_call>\n{"names": [1], "a": 2} after',
+            '"a"',
+            '<tool_call>\n{"names": [1], ',
+        ),
+        ("hermes", '<tool_call>\n{"na', '"n', "<tool_call>\n{"),
+        ("llama3", '{"answer": 42}', "42", '{"answer": '),
+        ("llama3", '{"answer": 42} So.', "2} S", '{"answer": 4'),
+        ("llama3", '{"name": "nobody", "parameters": {}}', "body", '{"name": "no'),
+        ("llama3", '{"answer": 4', '"answ', "{"),
+        ("mistral_list", "[TOOL_CALLS] is a mark", "is", "[TOOL_CALLS] "),
+    ],
+)
+def test_a_stop_string_ends_text_that_looked_like_a_call(
+    name: str, text: str, stop: str, content: str
+) -> None:
+    assert read_until(form_of(name), text, (stop,)) == (content, "", [], "stop")
+
+
+@pytest.mark.parametrize(
+    ("text", "stop"),
+    [
+        ("Yes. No.", "Yes"),
+        ("<table>", "<t"),
+        ("<think>Hm.</think>\n\nYes. No.", "Yes"),
+    ],
+)
+def test_a_stop_string_at_the_beginning_of_an_answer_after_thoughts_ends_it(
+    text: str, stop: str
+) -> None:
+    content, _, _, reason = read_until(MessageForm(thinking=THINKING), text, (stop,))
+    assert (content, reason) == ("", "stop")
+
+
+def test_a_stop_string_right_behind_a_call_ends_the_answer() -> None:
+    text = "Let me look." + written(_FORMATS[1], ("time", {})) + "\n\nIt is late."
+    told = read_until(form_of("hermes"), text, ("It",))
+    assert told == ("Let me look.", "", ["{}"], "tool_calls")
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    name=st.sampled_from(["hermes", "llama3", "mistral", "mistral_list"]),
+    parts=st.lists(
+        st.sampled_from(
+            [
+                "<tool_call>",
+                "[TOOL_CALLS]",
+                "<think>",
+                "{",
+                "}",
+                '"name"',
+                ": ",
+                '"a"',
+                "\n",
+                "b",
+                "<",
+            ]
+        ),
+        max_size=12,
+    ),
+    stop=st.lists(st.text('<>{}"ab \n', min_size=1, max_size=4), min_size=1, max_size=3),
+)
+def test_text_ends_before_the_first_stop_string_whatever_it_looked_like(
+    name: str, parts: list[str], stop: list[str]
+) -> None:
+    form, text = form_of(name), "".join(parts)
+    whole, _, _, reason = read_until(form, text, ())
+    if reason == "tool_calls":
+        return
+    so_far, stream = "", TOKENIZER.stream()
+    for token_id in TOKENIZER.encode(text)[1:]:
+        so_far += stream.push(token_id)
+        if found := [so_far.find(each) for each in stop if each in so_far]:
+            whole = so_far[: min(found)]
+            break
+    assert read_until(form, text, tuple(stop)) == (whole, "", [], "stop")
+
+
+def test_tokens_of_text_that_looked_like_a_call_end_before_a_stop_string() -> None:
+    text, stop = '{"answer": 42} So.', "42"
+    reader = MessageReader(form_of("llama3"))
+    writer = AnswerWriter(TOKENIZER, [0], (stop,), is_read=True)
+    content, tokens = "", []
+    for token_id in TOKENIZER.encode(text)[1:]:
+        told = reader.push(writer.push(GeneratedToken(token_id, Logprobs(-1.0))))
+        content, tokens = content + told.text, [*tokens, *told.tokens]
+        assert not tokens or content
+        if told.finish_reason is not None:
+            break
+    assert content == '{"answer": '
+    assert all(token.offset < len(content) for token in tokens)
+    assert "".join(token.text for token in tokens).startswith(content)

@@ -20,6 +20,7 @@ HERMES = """\
 {% endfor %}</>{% endfor %}<assistant>"""
 UNKNOWN = "{{ tools }}{% for m in messages %}{{ m.content }}{% endfor %}"
 TAGGED = HERMES + "{# <function= <parameter= #}"
+LLAMA = UNKNOWN + "{# <|python_tag|> #}"
 SEPARATE = {"default": UNKNOWN, "tool_use": HERMES}
 CALLS = (
     "<think>Hm.</think>\nLook:\n"
@@ -83,6 +84,16 @@ def test_a_stop_string_leaves_thoughts_and_calls_whole(model: LoadedModel, stop:
     assert (told["content"], told["reasoning_content"], calls) == ("Look:", "Hm.", [{"a": 1}, {}])
     assert choice["finish_reason"] == "tool_calls"
     assert chat(model, tools=[TOOL], stop=["k"]).json["choices"][0]["message"]["content"] == "Loo"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_stop_string_ends_an_object_that_is_no_call(model: LoadedModel, stream: bool) -> None:
+    text = '{"answer": "yes", "why": "so"}'
+    told = chat(model, text, template=LLAMA, tools=[TOOL], stop=[', "why'], stream=stream)
+    choices = [event["choices"][0] for event in (told.events[:-1] if stream else [told.json])]
+    texts = [choice["delta" if stream else "message"].get("content") or "" for choice in choices]
+    assert "".join(texts) == '{"answer": "yes"'
+    assert choices[-1]["finish_reason"] == "stop"
 
 
 def test_a_stream_is_the_same_in_deltas(model: LoadedModel) -> None:

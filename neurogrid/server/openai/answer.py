@@ -237,7 +237,7 @@ class Answer:
             stop=self._request.stop,
             min_tokens=choice.sampling.min_tokens,
             kept={token_id: mark for token_id, mark in ids if token_id is not None},
-            ends_content=message_reader.is_in_content if message_reader is not None else None,
+            is_read=message_reader is not None,
         )
         echo, num_logprobs = choice.echo, self._request.num_logprobs
         reader: PromptLogprobs | None = None

@@ -7,7 +7,7 @@ could be the beginning of one is held back until it is known. No I/O.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -73,6 +73,8 @@ class Piece:
         finish_reason: None for all but the last.
         reasoning: what the model thinks, and is no text of the answer.
         calls: of tools, in their order.
+        stops: where stop strings begin, in characters since the beginning, of which a reader is to find out whether
+            they are in the text of the answer.
     """
 
     text: str
@@ -80,6 +82,7 @@ class Piece:
     finish_reason: FinishReason | None = None
     reasoning: str = ""
     calls: tuple[CallPiece, ...] = ()
+    stops: tuple[int, ...] = ()
 
     @property
     def is_empty(self) -> bool:
@@ -95,8 +98,8 @@ class AnswerWriter:
         stop: strings before which the text ends; none is empty.
         min_tokens: a stop string that is there whole after so many tokens, or before, is text like other text.
         kept: special tokens that are text all the same, by what they are written as.
-        ends_content: whether a stop string counts behind so much of the text that was not given out; None where each
-            does.
+        is_read: a reader takes what is given out, and ends the text before a stop string; where they begin is given
+            out with it.
 
     Attributes:
         num_tokens: that were taken, an end-of-sequence token included.
@@ -110,14 +113,14 @@ class AnswerWriter:
         *,
         min_tokens: int = 0,
         kept: Mapping[int, str] | None = None,
-        ends_content: Callable[[str], bool] | None = None,
+        is_read: bool = False,
     ) -> None:
         self.num_tokens = 0
         self._tokenizer = tokenizer
         self._stop = tuple(stop)
         self._min_tokens = min_tokens
-        self._ends_content = ends_content
-        self._num_unstopped = 0  # characters in which no stop string counts that ends there
+        self._is_read = is_read
+        self._num_unstopped = 0  # characters that were decoded when no stop string counted yet, or when all were found
         self._text = tokenizer.stream(kept)
         self._recent = list(prompt[-CONTEXT_TOKENS:])
         self._length = 0  # characters that were decoded
@@ -142,33 +145,36 @@ class AnswerWriter:
                 self._waiting.append((self._written(token, offset), self._length))
             self._recent = [*self._recent, token.token_id][-CONTEXT_TOKENS:]
 
-        cut = self._first_stop()
-        if cut is not None:
-            end = self._length - len(self._held) + cut
-            tokens = [written for written, _ in self._waiting if written.offset < end]
-            return Piece(self._held[:cut], tuple(tokens), "stop")
+        stops = self._new_stops()
+        if stops and not self._is_read:
+            end = stops[0]
+            told = (written for written, _ in self._waiting if written.offset < end)
+            return Piece(self._held[: end - self._num_given], tuple(told), "stop")
         num_held = 0 if token.finish_reason else held_back(self._held, self._stop)
+        if stops:
+            # The reader decides once it has all before one: no longer string is waited for there.
+            num_held = min(num_held, self._length - stops[0])
         given = self._held[: len(self._held) - num_held]
         self._held = self._held[len(given) :]
-        return Piece(given, self._take(self._length - num_held), token.finish_reason)
+        tokens = self._take(self._length - num_held)
+        return Piece(given, tokens, token.finish_reason, stops=tuple(stops))
 
-    def _first_stop(self) -> int | None:
-        num_given = self._length - len(self._held)
-        while True:
-            # Of what is held, those that end later.
-            first_end = self._num_unstopped - num_given + 1
-            starts = ((stop, max(first_end - len(stop), 0)) for stop in self._stop)
-            found = [
-                (at, at + len(stop))
-                for stop, start in starts
-                if (at := self._held.find(stop, start)) >= 0
-            ]
-            if not found:
-                return None
-            at, end = min(found)
-            if self._ends_content is None or self._ends_content(self._held[:at]):
-                return at
-            self._num_unstopped = num_given + end
+    @property
+    def _num_given(self) -> int:
+        """Number of characters that were given out."""
+        return self._length - len(self._held)
+
+    def _new_stops(self) -> list[int]:
+        """Where the stop strings begin that were not whole before."""
+        first_end = self._num_unstopped - self._num_given + 1
+        found: set[int] = set()
+        for stop in self._stop:
+            at = self._held.find(stop, max(first_end - len(stop), 0))
+            while at >= 0:
+                found.add(self._num_given + at)
+                at = self._held.find(stop, at + 1)
+        self._num_unstopped = self._length
+        return sorted(found)
 
     def _take(self, end: int) -> tuple[WrittenToken, ...]:
         """The tokens whose text ends at `end` or before."""

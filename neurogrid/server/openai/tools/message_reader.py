@@ -1,21 +1,28 @@
 """A message read from a model's text as it grows: what it thinks, what it answers, and the tools that it calls.
 
 Text that could be the beginning of a mark is held back until that is known. What looks like a call and is none is text
-like other text. An answer that is not streamed is read in the same way, so that both are the same. No I/O.
+like other text, and ends before a stop string in it. An answer that is not streamed is read in the same way, so that
+both are the same. No I/O.
 """
 
 from __future__ import annotations
 
-import copy
 import enum
 import json
 import re
 import secrets
+from bisect import bisect_left, insort
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from neurogrid.server.openai.answer_writer import CallPiece, FinishReason, Piece, held_back
+from neurogrid.server.openai.answer_writer import (
+    CallPiece,
+    FinishReason,
+    Piece,
+    WrittenToken,
+    held_back,
+)
 from neurogrid.server.openai.tools.call_formats import PYTHON_TAG, CallFormat, Style, Thinking
 from neurogrid.server.openai.tools.call_object import CallObject, CallText, JsonValue, read_json
 
@@ -78,7 +85,7 @@ class MessageReader:
     """Reads one answer.
 
     Attributes:
-        is_over: the answer has as many calls as it may have; nothing is pushed any more.
+        is_over: the answer has as many calls as it may have, or a stop string; nothing is pushed any more.
     """
 
     def __init__(self, form: MessageForm) -> None:
@@ -90,7 +97,11 @@ class MessageReader:
             self._at = _At.TEXT
         elif form.thinking.is_open:
             self._at = _At.THINKING
-        self._buffer = ""
+        self._length = 0  # characters that were taken in
+        self._buffer = ""  # the last of them
+        self._stops: list[int] = []  # where stop strings begin, in order
+        self._end: int | None = None  # the one before which the answer ends
+        self._tokens: tuple[WrittenToken, ...] = ()  # of text of which it is not known what it is
         self._raw = ""  # since the mark of a call of which nothing was told
         self._num_calls = 0
         self._is_told = False  # of the call under way
@@ -118,6 +129,9 @@ class MessageReader:
         """Take in what the text grows by; what the message grows by."""
         is_last = piece.finish_reason is not None
         self._buffer += piece.text
+        self._length += len(piece.text)
+        for stop in piece.stops:
+            insort(self._stops, stop)
         self._text, self._reasoning, self._calls = [], [], []
         while not self.is_over and self._steps[self._at](is_last):
             pass
@@ -131,18 +145,28 @@ class MessageReader:
         return replace(
             piece,
             text="".join(self._text),
+            tokens=self._known_tokens(piece.tokens, is_last=reason is not None),
             reasoning="".join(self._reasoning),
             calls=tuple(self._calls),
             finish_reason=reason,
+            stops=(),
         )
 
-    def is_in_content(self, more: str) -> bool:
-        """Whether what comes behind so much more text is text of the answer: no thought, and no part of a call."""
-        # What a request says does not change, and may be large.
-        kept = {id(each): each for each in (self._form, self._format)}
-        trial = copy.deepcopy(self, kept)
-        trial.push(Piece(more))
-        return trial._at in (_At.TEXT, _At.PLAIN) and not trial._strips
+    def _known_tokens(
+        self, more: tuple[WrittenToken, ...], *, is_last: bool
+    ) -> tuple[WrittenToken, ...]:
+        """The tokens of what is known; others wait, since a stop string may turn out to stand before them."""
+        tokens, self._tokens = (*self._tokens, *more), ()
+        end = self._end
+        if end is None and not is_last:
+            # What was pushed since, and of which nothing was told.
+            waiting = self._buffer if self._is_told else self._raw + self._buffer
+            end = self._length - len(waiting)
+            del self._stops[: bisect_left(self._stops, end)]
+            if end == self._length:
+                return tokens
+            self._tokens = tuple(token for token in tokens if token.offset >= end)
+        return tokens if end is None else tuple(token for token in tokens if token.offset < end)
 
     # -------------------------------------------------------------- steps: whether there is more to do
 
@@ -184,6 +208,10 @@ class MessageReader:
         if not self._format.trigger:
             return self._answer_or_call(is_last)
         before, mark, after = self._buffer.partition(self._format.trigger)
+        if not (mark or is_last):
+            before = before[: len(before) - held_back(before, (self._format.trigger,))]
+        if self._is_ended_in(before):
+            return False
         if mark:
             self._tell_text(before.rstrip())
             self._buffer, self._raw = after, before[len(before.rstrip()) :] + mark
@@ -196,6 +224,8 @@ class MessageReader:
     def _answer_or_call(self, is_last: bool) -> bool:
         """Tell a call from text, in a format without a mark, in which the whole answer is a call."""
         begun = self._buffer.lstrip()
+        if self._is_ended_in(self._buffer[: len(self._buffer) - len(begun)]):
+            return False
         if begun.startswith((PYTHON_TAG, "{")):
             self._raw = self._buffer[: len(self._buffer) - len(begun)]
             if begun.startswith(PYTHON_TAG):
@@ -289,7 +319,8 @@ class MessageReader:
         return True
 
     def _plain(self, is_last: bool) -> bool:
-        self._tell_text(self._take(0))
+        if not self._is_ended_in(self._buffer):
+            self._tell_text(self._take(0))
         return False
 
     # -------------------------------------------------------------- what is told
@@ -298,11 +329,22 @@ class MessageReader:
         """Tell what was held back, as there is no more."""
         if self._at in (_At.FRAME, _At.NAME, _At.OBJECT):
             if not self._is_told and (self._at is not _At.FRAME or self._raw.strip()):
-                self._tell_text(self._raw + self._buffer)
+                self._buffer, self._raw = self._raw + self._buffer, ""
+                self._plain(True)
         elif self._at is _At.TAGGED:
             self._tell(CallText(None, self._arguments(self._buffer)))
         elif self._buffer:
-            self._tell_text(self._take(0))
+            self._plain(True)
+
+    def _is_ended_in(self, text: str) -> bool:
+        """Whether the answer ends in this text, with which the buffer begins, or right behind it; then tell that."""
+        start = self._length - len(self._buffer)
+        at = bisect_left(self._stops, start)
+        if at == len(self._stops) or self._stops[at] > start + len(text):
+            return False
+        self._end, self.is_over = self._stops[at], True
+        self._tell_text(text[: self._end - start])
+        return True
 
     def _tell_text(self, text: str) -> None:
         if text:
@@ -326,10 +368,13 @@ class MessageReader:
 
     def _no_call(self) -> None:
         """Tell as text what was taken for a call."""
-        self._tell_text(self._raw)
-        self._raw = ""
         assert self._format is not None
         self._at = _At.TEXT if self._format.trigger else _At.PLAIN
+        raw, self._raw = self._raw, ""
+        self._buffer = raw + self._buffer
+        if not self._is_ended_in(raw):
+            self._buffer = self._buffer[len(raw) :]
+            self._tell_text(raw)
 
     def _arguments(self, body: str) -> str:
         """Read a call's arguments from tags: each value as the tool's schema has it, a text where it says nothing."""
