@@ -133,6 +133,22 @@ def test_a_call_that_is_cut_is_told_as_far_as_it_came() -> None:
     assert told == ("", "", [("weather", '{"city": "Bo')], "length")
 
 
+@pytest.mark.parametrize(
+    ("text", "arguments"),
+    [
+        ("<tool_call>\n<function=weather>\n<parameter=city>\nBo", "{"),
+        (
+            "<tool_call>\n<function=weather>\n<parameter=city>\nBonn\n</parameter>\n<par",
+            '{"city": "Bonn"',
+        ),
+    ],
+)
+def test_a_call_between_tags_that_is_cut_does_not_look_whole(text: str, arguments: str) -> None:
+    told = read(form_of("qwen3_coder"), text, reason="length")
+    assert told == ("", "", [("weather", arguments)], "length")
+    assert read(form_of("qwen3_coder"), text)[2] == [("weather", arguments + "}")]
+
+
 def test_an_answer_with_one_call_ends_after_it() -> None:
     form = form_of("hermes", max_calls=1)
     text = written(form.call_format or _FORMATS[0], ("time", {}), ("time", {}))

@@ -187,6 +187,18 @@ def test_calls_are_told_whole() -> None:
     assert json.loads(shape.usage_event(Usage(3)))["done"] is True
 
 
+@pytest.mark.parametrize(
+    ("reason", "has_call"), [("length", False), ("tool_calls", True)], ids=["cut", "whole"]
+)
+def test_a_call_that_is_cut_before_its_arguments_is_not_told(reason: Any, has_call: bool) -> None:
+    pieces = [Piece("", calls=(CallPiece(0, "call_a", "f"),)), Piece("", finish_reason=reason)]
+    whole = json.loads(OllamaShape("m", "chat").whole([pieces], Usage(3)))
+    assert ("tool_calls" in whole["message"]) == has_call
+    shape = OllamaShape("m", "chat")
+    told = [json.loads(event)["message"] for each in pieces if (event := shape.event(0, each))]
+    assert any("tool_calls" in message for message in told) == has_call
+
+
 @pytest.mark.parametrize("value", ["NaN", "1e999", '"\\ud83d"', "[" * 100_000])
 def test_a_call_that_could_not_be_told_ends_no_answer(value: str) -> None:
     call = CallPiece(0, "call_a", "f", f'{{"x": {value}}}')

@@ -88,8 +88,9 @@ class OllamaShape:
         told: list[dict[str, object]] = []
         for index in whole:
             name, parts = self._calls.pop(index)
+            is_cut = self._reason == "length" and index == whole[-1]
             try:
-                arguments = read_json("".join(parts) or "{}")
+                arguments = read_json("".join(parts) or ("" if is_cut else "{}"))
             except ValueError:
                 continue  # the answer ended within it, and says so: `length`; or it is nothing that could be told
             told.append({"function": {"index": index, "name": name, "arguments": arguments}})

@@ -137,7 +137,7 @@ class MessageReader:
             pass
         reason: FinishReason | None = piece.finish_reason
         if is_last and not self.is_over:
-            self._finish()
+            self._finish(is_cut=reason == "length")
         if self.is_over:
             reason = "stop"
         if reason == "stop" and self._num_calls and not self._form.is_forced:
@@ -325,14 +325,15 @@ class MessageReader:
 
     # -------------------------------------------------------------- what is told
 
-    def _finish(self) -> None:
-        """Tell what was held back, as there is no more."""
+    def _finish(self, *, is_cut: bool) -> None:
+        """Tell what was held back, as there is no more; a call that was cut is not to look whole."""
         if self._at in (_At.FRAME, _At.NAME, _At.OBJECT):
             if not self._is_told and (self._at is not _At.FRAME or self._raw.strip()):
                 self._buffer, self._raw = self._raw + self._buffer, ""
                 self._plain(True)
         elif self._at is _At.TAGGED:
-            self._tell(CallText(None, self._arguments(self._buffer)))
+            arguments = self._arguments(self._buffer)
+            self._tell(CallText(None, arguments.removesuffix("}") if is_cut else arguments))
         elif self._buffer:
             self._plain(True)
 
