@@ -407,3 +407,29 @@ def test_tokens_of_text_that_looked_like_a_call_end_before_a_stop_string() -> No
     assert content == '{"answer": '
     assert all(token.offset < len(content) for token in tokens)
     assert "".join(token.text for token in tokens).startswith(content)
+
+
+@pytest.mark.parametrize(
+    ("schema", "text", "value"),
+    [
+        ({"anyOf": [{"type": "string"}, {"type": "null"}]}, "94105", "94105"),
+        ({"anyOf": [{"type": "string"}, {"type": "null"}]}, "true", "true"),
+        ({"anyOf": [{"type": "string"}, {"type": "null"}]}, "null", None),
+        ({"type": ["string", "null"]}, "1.50", "1.50"),
+        ({"type": ["string", "integer"]}, "94105", 94105),
+        ({"type": ["string", "integer"]}, "1.5", "1.5"),
+        ({"oneOf": [{"type": "string"}, {"type": "array"}]}, "[1]", [1]),
+        ({"enum": ["1", "2"]}, "1", "1"),
+        ({"type": ["integer", "null"]}, "3", 3),
+        ({"anyOf": [{"$ref": "#/$defs/a"}, {"type": "string"}]}, "3", 3),
+        ({}, "3", 3),
+    ],
+)
+def test_a_value_between_tags_is_text_where_it_may_be_and_is_nothing_else(
+    schema: dict[str, Any], text: str, value: object
+) -> None:
+    known = form_of("qwen3_coder").call_format
+    form = MessageForm(call_format=known, tools={"f": {"properties": {"a": schema}}})
+    written = f"<tool_call>\n<function=f>\n<parameter=a>\n{text}\n</parameter>\n</function>"
+    ((_, arguments),) = read(form, written)[2]
+    assert json.loads(arguments) == {"a": value}

@@ -414,10 +414,50 @@ class MessageReader:
 
 
 def _typed(text: str, schema: object) -> object:
-    """A value that a model wrote without quotes, as `schema` has it."""
-    if not isinstance(schema, Mapping) or schema.get("type") == "string":
+    """A value that a model wrote without quotes, as `schema` has it: a text where it may be one and is nothing else."""
+    if not isinstance(schema, Mapping):
+        return text
+    types = _types_of(schema)
+    if types == {"string"} or text in (schema.get("enum") or ()):
         return text
     try:
-        return read_json(text)
+        value = read_json(text)
     except ValueError:
         return text
+    is_other = types is None or "string" not in types or not types.isdisjoint(_names_of(value))
+    return value if is_other else text
+
+
+def _types_of(schema: Mapping[str, Any]) -> set[str] | None:
+    """The types that a value may be of, by their names in JSON schemas; None where nothing is said."""
+    told = schema.get("type")
+    if isinstance(told, str | list):
+        return {told} if isinstance(told, str) else set(map(str, told))
+    options = schema.get("anyOf") or schema.get("oneOf")
+    if not isinstance(options, list):
+        return None
+    types: set[str] = set()
+    for option in options:
+        own = _types_of(option) if isinstance(option, Mapping) else None
+        if own is None:
+            return None
+        types |= own
+    return types
+
+
+def _names_of(value: object) -> tuple[str, ...]:
+    """The types in JSON schemas that a value is of."""
+    match value:
+        case None:
+            return ("null",)
+        case bool():
+            return ("boolean",)
+        case int():
+            return ("integer", "number")
+        case float():
+            return ("number", "integer") if value.is_integer() else ("number",)
+        case str():
+            return ("string",)
+        case list():
+            return ("array",)
+    return ("object",)
