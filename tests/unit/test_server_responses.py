@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from neurogrid.errors import NoRouteError
 from neurogrid.inference.generation.loaded_model import LoadedModel
+from neurogrid.inference.generation.sampling_params import SamplingParams
+from neurogrid.server.openai.answer import Usage
+from neurogrid.server.openai.answer_writer import Piece
+from neurogrid.server.openai.responses.shape import ResponseShape
+from neurogrid.server.openai.tools.call_formats import _FORMATS
+from neurogrid.server.openai.tools.message_reader import MessageForm, MessageReader
 from tests.unit.asgi_client import Answered, run
 from tests.unit.told_coordinator import TEXT, Told, load_embedded, served
 
@@ -67,6 +74,35 @@ def test_a_stream_is_events_with_numbers(model: LoadedModel) -> None:
     assert first["response"]["id"] == last["response"]["id"]
     assert last["response"]["output"][0]["content"][0]["text"] == TEXT
     assert first["response"]["usage"] is None
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_token_that_ends_a_call_and_begins_text_leaves_one_item_of_each(
+    model: LoadedModel, stream: bool
+) -> None:
+    reader = MessageReader(MessageForm(call_format=_FORMATS[1], tools={"f": {}}))
+    parts = ['<tool_call>\n{"name": "f", "arguments": {"a": 1', "}}. So", " it is."]
+    pieces = [reader.push(Piece(part)) for part in parts]
+    pieces.append(reader.push(Piece("", finish_reason="stop")))
+    assert (pieces[1].text, pieces[1].calls[0].arguments) == (". So", "}")
+    request = SimpleNamespace(choices=[SimpleNamespace(sampling=SamplingParams())])
+    shape = ResponseShape("m", {}, cast(Any, request))
+    if stream:
+        data = b"".join(shape.event(0, piece) or b"" for piece in pieces)
+        told = [
+            json.loads(line.removeprefix("data: "))
+            for line in (data + shape.usage_event(Usage(1))).decode().splitlines()
+            if line.startswith("data: ")
+        ]
+        output = told[-1]["response"]["output"]
+        done = [each["item"] for each in told if each["type"] == "response.output_item.done"]
+        assert done == output
+    else:
+        output = json.loads(shape.whole([pieces], Usage(1)))["output"]
+    call, message = output
+    assert (call["name"], call["arguments"]) == ("f", '{"a": 1}')
+    assert call["call_id"].startswith("call_")
+    assert message["content"][0]["text"] == ". So it is."
 
 
 def test_instructions_and_messages_are_a_conversation(model: LoadedModel) -> None:

@@ -136,20 +136,27 @@ class ResponseShape:
         return dump(self._finished(usage))
 
     def _grown(self, piece: Piece) -> list[bytes]:
-        """The events of what the answer grows by, in the order in which models write: thoughts, text, calls."""
+        """The events of what the answer grows by: the call under way; then as models write, thoughts, text, calls."""
         self._reason = piece.finish_reason or self._reason
         told: list[bytes] = []
+        calls = list(piece.calls)
+        # A token may end a call and begin text: what is the call's is told before its item is closed.
+        while calls and calls[0].call_id is None:
+            told += self._called(calls.pop(0))
         if piece.reasoning:
             told += self._turned_to("reasoning")
             told.append(self._delta("response.reasoning_text.delta", piece.reasoning))
         if piece.text:
             told += self._turned_to("message")
             told.append(self._delta("response.output_text.delta", piece.text))
-        for call in piece.calls:
-            told += self._turned_to("function_call", call)
-            if call.arguments:
-                kind = "response.function_call_arguments.delta"
-                told.append(self._delta(kind, call.arguments))
+        for call in calls:
+            told += self._called(call)
+        return told
+
+    def _called(self, call: CallPiece) -> list[bytes]:
+        told = self._turned_to("function_call", call)
+        if call.arguments:
+            told.append(self._delta("response.function_call_arguments.delta", call.arguments))
         return told
 
     def _turned_to(self, kind: str, call: CallPiece | None = None) -> list[bytes]:
