@@ -42,7 +42,8 @@ def check(value: object, schema: Schema, where: str = "") -> None:
         raise _wrong(where, f"has to be one of {options}, and is {str(value)[:40]!r}")
     if isinstance(value, str):
         _check_size(len(value), schema, "Length", "characters", where)
-        if "pattern" in schema and re.search(schema["pattern"], value) is None:
+        # All have ^ and $, which in Python stands before a line break at the end, too.
+        if "pattern" in schema and re.fullmatch(schema["pattern"], value) is None:
             raise _wrong(where, f"has to match {schema['pattern']}")
     elif isinstance(value, bool):
         pass

@@ -50,6 +50,16 @@ def test_the_verdict_is_that_of_a_whole_validator(body: dict[str, object]) -> No
         assert refuses(body, schema) is not is_valid(body)
 
 
+@pytest.mark.parametrize("end", ["", "\n"])
+def test_a_name_that_ends_in_a_line_break_is_none(end: str) -> None:
+    tools = [{"type": "function", "function": {"name": f"weather{end}"}}]
+    for more in ({"tools": tools}, {"logit_bias": {f"5{end}": 1}}):
+        body = {"messages": [{"role": "user", "content": "x"}], **more}
+        schema, is_valid = WHOLE_VALIDATORS[0]
+        assert refuses(body, schema) is not is_valid(body)
+        assert refuses(body, schema) is bool(end)
+
+
 @pytest.mark.parametrize(
     ("body", "param", "says"),
     [
