@@ -13,6 +13,7 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import ClientDisconnect
 from starlette.routing import BaseRoute, Route
 
 from neurogrid.server.errors import (
@@ -20,6 +21,7 @@ from neurogrid.server.errors import (
     answer_api_error,
     answer_bug,
     answer_http_exception,
+    answer_nobody,
 )
 from neurogrid.server.http.body import WholeBodies
 from neurogrid.server.http.guard import Access, Guard
@@ -75,6 +77,7 @@ def make_app(
         exception_handlers={
             APIError: answer_api_error,
             HTTPException: answer_http_exception,
+            ClientDisconnect: answer_nobody,
             Exception: answer_bug,
         },
     )

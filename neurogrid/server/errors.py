@@ -16,10 +16,11 @@ from http import HTTPStatus
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import JSONResponse
+from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from neurogrid.errors import ConfigurationError
+from neurogrid.telemetry.http_metrics import CLIENT_LEFT
 
 __all__ = [
     "OLLAMA_PREFIX",
@@ -27,6 +28,7 @@ __all__ = [
     "answer_api_error",
     "answer_bug",
     "answer_http_exception",
+    "answer_nobody",
     "keeping",
 ]
 
@@ -154,6 +156,11 @@ def _paths(app: Starlette) -> list[str]:
     """The paths of programs, those of one thing among several left out."""
     paths = [route.path for route in app.routes if isinstance(route, Route)]
     return [path for path in dict.fromkeys(paths) if path != "/" and "{" not in path]
+
+
+async def answer_nobody(request: Request, exc: Exception) -> Response:
+    """Starlette's handler of a client that went away before all of its request was there."""
+    return Response(status_code=CLIENT_LEFT)
 
 
 async def answer_bug(request: Request, exc: Exception) -> JSONResponse:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import trio
@@ -19,6 +20,7 @@ from neurogrid.server.health import health_routes
 from neurogrid.server.http import body
 from neurogrid.server.http.body import MAX_BODY_BYTES, read_json
 from neurogrid.server.http.guard import KEEP_PLACE, Access
+from neurogrid.telemetry.http_metrics import CLIENT_LEFT
 from tests.unit.asgi_client import Answered, ask, run
 
 KEY = "a-key-of-enough-characters"
@@ -279,6 +281,35 @@ def test_a_bug_is_told_as_one_and_raised_for_the_log() -> None:
     assert seen[-1].status == 500
     assert seen[-1].error["type"] == "server_error"
     assert "a bug of its own" in seen[-1].error["message"]
+
+
+def test_a_client_that_leaves_within_its_body_is_no_bug() -> None:
+    counted: list[Any] = []
+    statistics = SimpleNamespace(observe=lambda *told: counted.append(told[:3]))
+    app = make_app(ROUTES, statistics=cast(Any, statistics))
+    messages = [
+        {"type": "http.request", "body": b'{"a": ', "more_body": True},
+        {"type": "http.disconnect"},
+    ]
+
+    async def receive() -> Any:
+        return messages.pop(0)
+
+    async def send(message: Any) -> None:
+        await trio.lowlevel.checkpoint()
+
+    scope = {
+        "type": "http",
+        "http_version": "1.1",
+        "method": "POST",
+        "path": "/say",
+        "raw_path": b"/say",
+        "query_string": b"",
+        "root_path": "",
+        "headers": [(b"host", b"127.0.0.1"), (b"content-type", b"application/json")],
+    }
+    run(lambda: app(scope, receive, send))
+    assert counted == [("/say", "POST", CLIENT_LEFT)]
 
 
 def test_not_ready_says_what_is_waited_for() -> None:
