@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from neurogrid.server.errors import APIError
 
-__all__ = ["Schema", "check"]
+__all__ = ["Schema", "check", "is_one_of"]
 
 Schema: TypeAlias = Mapping[str, Any]
 
@@ -55,6 +55,11 @@ def check(value: object, schema: Schema, where: str = "") -> None:
             _check_items(value, schema["items"], where)
     elif isinstance(value, dict):
         _check_object(value, schema, where)
+
+
+def is_one_of(value: object, options: Sequence[object]) -> bool:
+    """Whether a value equals one of these in JSON: 1.0 is 1, and true is not."""
+    return any(value == o and isinstance(value, bool) == isinstance(o, bool) for o in options)
 
 
 def _check_items(values: list[Any], schema: Schema, where: str) -> None:

@@ -152,6 +152,14 @@ def test_what_is_not_there_is_refused(
     assert (answered.status, answered.error["param"]) == (400, param)
 
 
+@pytest.mark.parametrize("number", [0, 0.0])
+def test_a_number_that_changes_nothing_is_taken_however_it_is_written(
+    model: LoadedModel, number: float
+) -> None:
+    assert asked(Told(model), top_logprobs=number).status == 200
+    assert asked(Told(model), top_logprobs=False).error["param"] == "top_logprobs"
+
+
 def test_a_failure_on_the_way_is_told_twice(model: LoadedModel) -> None:
     coordinator = Told(model, NoRouteError("no worker for layers 4 to 7"), num_before=2)
     *_, error, failed = events(asked(coordinator, stream=True))

@@ -21,7 +21,7 @@ from neurogrid.server.openai.request_schemas import (
     MAX_STOP_CHARS,
     MAX_TOKENS,
 )
-from neurogrid.server.schema_check import Schema
+from neurogrid.server.schema_check import Schema, is_one_of
 
 __all__ = ["INFILL_REQUEST", "refuse_fields"]
 
@@ -137,8 +137,7 @@ def refuse_fields(body: Mapping[str, object]) -> None:
         APIError: 400, with the field.
     """
     for name, harmless in _NOT_OFFERED.items():
-        value = body.get(name)
-        if isinstance(value, bool) or value not in harmless:
+        if not is_one_of(body.get(name), harmless):
             raise APIError(
                 400,
                 f"{name} is not supported by /infill here",

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from neurogrid.server.errors import APIError
+from neurogrid.server.schema_check import is_one_of
 
 __all__ = ["refuse_fields"]
 
@@ -35,19 +36,14 @@ def refuse_fields(body: Mapping[str, Any]) -> None:
         APIError: 400, with the reason.
     """
     for name, (harmless, reason) in _FIELDS.items():
-        if not any(_is_same(body.get(name), value) for value in harmless):
+        if not is_one_of(body.get(name), harmless):
             raise _not_offered(f"{name} is not supported: {reason}", name)
     options = body.get("options")
     if not isinstance(options, dict):
         return
     for name, values in _OPTIONS.items():
-        if not any(_is_same(options.get(name), value) for value in values):
+        if not is_one_of(options.get(name), values):
             raise _not_offered(f"the option {name} is not supported here", f"options.{name}")
-
-
-def _is_same(value: object, other: object) -> bool:
-    """Whether two values are equal in JSON: true is not 1."""
-    return value == other and isinstance(value, bool) == isinstance(other, bool)
 
 
 def _not_offered(message: str, param: str) -> APIError:

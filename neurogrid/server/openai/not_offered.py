@@ -5,13 +5,14 @@ A value that changes nothing is taken, so that clients that always send it are s
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Final
 
 from neurogrid.inference.generation.loaded_model import LoadedModel
 from neurogrid.server.errors import APIError
 from neurogrid.server.openai.image_parts import require_sight
 from neurogrid.server.openai.request_schemas import MAX_MESSAGES
+from neurogrid.server.schema_check import is_one_of
 
 __all__ = ["NOT_IN_CHATS", "NOT_IN_TEXTS", "refuse_fields", "refuse_messages"]
 
@@ -92,7 +93,7 @@ def refuse_fields(
         APIError: 400, with the field.
     """
     for name, harmless in not_offered.items():
-        if _is_one_of(body.get(name), harmless):
+        if is_one_of(body.get(name), harmless):
             continue
         if name in _CHOICES and body.get(_CHOICES[name]) == "none":
             continue
@@ -137,11 +138,6 @@ def _check_message(message: Mapping[str, object], where: str, model: LoadedModel
                 f"{part_name} is {what} (type {kind[:40]!r}), and only text and image_url are supported here",
                 f"{part_name}.type",
             )
-
-
-def _is_one_of(value: object, options: Sequence[object]) -> bool:
-    """Whether a value equals one of these in JSON: true is not 1."""
-    return any(value == o and isinstance(value, bool) == isinstance(o, bool) for o in options)
 
 
 def _not_offered(message: str, param: str) -> APIError:

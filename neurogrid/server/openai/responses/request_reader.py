@@ -16,7 +16,7 @@ from neurogrid.server.openai.image_parts import require_sight
 from neurogrid.server.openai.request_reader import CompletionRequest, read_chat
 from neurogrid.server.openai.request_schemas import MAX_MESSAGES
 from neurogrid.server.openai.responses.schemas import RESPONSE_REQUEST
-from neurogrid.server.schema_check import check
+from neurogrid.server.schema_check import check, is_one_of
 
 __all__ = ["read_response"]
 
@@ -136,8 +136,7 @@ def _content(content: str | list[Mapping[str, str]]) -> str | list[dict[str, Any
 def _refuse(body: Mapping[str, Any], model: LoadedModel) -> None:
     """Refuse what would change the answer and is not there. `body` is not checked yet."""
     for name, (harmless, reason) in _NOT_OFFERED.items():
-        value = body.get(name)
-        if not any(value == each and type(value) is type(each) for each in harmless):
+        if not is_one_of(body.get(name), harmless):
             raise _not_offered(f"{name} is not supported: {reason}", name)
     tools = body.get("tools")
     for index, tool in enumerate(tools[:MAX_MESSAGES] if isinstance(tools, list) else ()):
