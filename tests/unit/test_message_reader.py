@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import json
+import re
+import time
 from typing import Any
 
 import pytest
@@ -433,3 +435,29 @@ def test_a_value_between_tags_is_text_where_it_may_be_and_is_nothing_else(
     written = f"<tool_call>\n<function=f>\n<parameter=a>\n{text}\n</parameter>\n</function>"
     ((_, arguments),) = read(form, written)[2]
     assert json.loads(arguments) == {"a": value}
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    parts=st.lists(
+        st.sampled_from(["<parameter=", "</parameter>", "a", ">", "\n", " ", "<"]), max_size=20
+    )
+)
+def test_arguments_are_those_that_a_pattern_finds(parts: list[str]) -> None:
+    body = "".join(parts)
+    pattern = r"<parameter=([^>\n]+)>\n?(.*?)\n?</parameter>"
+    found = {name.strip(): value for name, value in re.findall(pattern, body, re.DOTALL)}
+    text = f"<tool_call>\n<function=f>{body}</function>"
+    ((_, arguments),) = read(form_of("qwen3_coder"), text)[2]
+    assert json.loads(arguments) == found
+
+
+@pytest.mark.parametrize("part", ["<parameter=a>\n", "<parameter=", "<parameter=\n"])
+def test_tags_without_an_end_are_read_in_no_time(part: str) -> None:
+    """The loop stands still meanwhile; by trying each of them up to the end it would for minutes."""
+    reader = MessageReader(form_of("qwen3_coder"))
+    reader.push(Piece("<tool_call>\n<function=f>" + part * 30_000 + ">"))
+    began = time.perf_counter()
+    told = reader.push(Piece("", finish_reason="stop"))
+    assert [call.arguments for call in told.calls] == ["{}"]
+    assert time.perf_counter() - began < 2.0

@@ -12,7 +12,7 @@ import json
 import re
 import secrets
 from bisect import bisect_left, insort
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -31,7 +31,7 @@ __all__ = ["MessageForm", "MessageReader"]
 # Of a tool's name: more is no name.
 MAX_NAME_CHARS: Final = 128
 _FUNCTION, _FUNCTION_END = "<function=", "</function>"
-_PARAMETER: Final = re.compile(r"<parameter=([^>\n]+)>\n?(.*?)\n?</parameter>", re.DOTALL)
+_PARAMETER, _PARAMETER_END = "<parameter=", "</parameter>"
 
 
 @dataclass(frozen=True)
@@ -383,7 +383,7 @@ class MessageReader:
         properties = schema.get("properties") or {}
         arguments = {
             key.strip(): _typed(value, properties.get(key.strip()))
-            for key, value in _PARAMETER.findall(body)
+            for key, value in _between_tags(body)
         }
         return json.dumps(arguments, ensure_ascii=False)
 
@@ -411,6 +411,23 @@ class MessageReader:
         num_held = held_back(self._buffer, (mark,))
         given = self._buffer[: len(self._buffer) - num_held]
         return len(self._buffer) - len(given.rstrip())
+
+
+def _between_tags(body: str) -> Iterator[tuple[str, str]]:
+    """Names and values of arguments, in one pass: a model may write tags without an end as long as it likes."""
+    at = 0
+    while (begin := body.find(_PARAMETER, at)) >= 0:
+        begin += len(_PARAMETER)
+        name_end = body.find(">", begin)
+        end = body.find(_PARAMETER_END, name_end)
+        if name_end < 0 or end < 0:
+            return
+        name = body[begin:name_end]
+        if not name or "\n" in name:
+            at = begin + name.rfind("\n") + 1
+            continue
+        yield name, body[name_end + 1 : end].removeprefix("\n").removesuffix("\n")
+        at = end + len(_PARAMETER_END)
 
 
 def _typed(text: str, schema: object) -> object:
