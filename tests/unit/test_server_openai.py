@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import json
 import threading
+from base64 import b64decode
 from contextlib import aclosing
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar
+from types import SimpleNamespace
+from typing import Any, ClassVar, cast
 
 import pytest
 import torch
@@ -28,6 +31,7 @@ from neurogrid.model.adapters import AdapterSource
 from neurogrid.server.app import make_app
 from neurogrid.server.backend import Backend
 from neurogrid.server.http.guard import Access
+from neurogrid.server.openai import image_parts
 from neurogrid.server.openai.adapter_routes import adapter_routes
 from neurogrid.server.openai.answer import READ_TIMEOUT
 from neurogrid.server.openai.answer_shapes import ChatShape
@@ -664,3 +668,21 @@ def test_texts_that_are_long_together_are_tokenised_elsewhere(
     monkeypatch.setattr(tokenizer, "decode", decode_some)
     refused = asked(coordinator, prompt=[7] * 100_000, echo=True)
     assert refused.error["code"] == "context_length_exceeded"
+
+
+def test_images_are_decoded_from_base64_elsewhere(
+    model: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads = set()
+
+    def decode_and_look(text: str, *, validate: bool) -> bytes:
+        threads.add(threading.current_thread())
+        return b64decode(text, validate=validate)
+
+    monkeypatch.setattr(image_parts, "b64decode", decode_and_look)
+    reader = SimpleNamespace(read=lambda text, files, **more: ([5, 6], None))
+    seeing = replace(model, sight=cast(Any, SimpleNamespace(reader=reader)))
+    part = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+    asked(Told(seeing), "chat/completions", messages=[message([part])])
+    assert threads
+    assert threading.main_thread() not in threads

@@ -214,7 +214,9 @@ async def _conversation(
     variables = read_variables(body, model.tokenizer)
     if tools is not None:
         variables["tools"] = tools
-    files = read_images(body["messages"])
+    files: list[bytes] = []
+    if model.sight is not None:  # in a thread: a body full of images takes half a second
+        files = await trio.to_thread.run_sync(read_images, body["messages"])
     messages = read_messages(body["messages"], model.tokenizer)
     rendered = partial(_rendered, model.tokenizer, messages, read_ending(body), variables)
     run_sync: Any = trio.to_thread.run_sync  # its stubs lack `abandon_on_cancel`
