@@ -165,7 +165,7 @@ class AnswerWriter:
         return self._length - len(self._held)
 
     def _new_stops(self) -> list[int]:
-        """Where the stop strings begin that were not whole before."""
+        """Places at which stop strings begin that were not whole before."""
         first_end = self._num_unstopped - self._num_given + 1
         found: set[int] = set()
         for stop in self._stop:
