@@ -346,6 +346,7 @@ HOUSE = (
     training(".leading.round_figures", frozenset()),
     training(".leading.changes", frozenset()),
     training(".leading.chains.state", frozenset({"trio"})),
+    training(".leading.chains.step_deadline", frozenset()),
     training(".leading.witnessed.agreement", frozenset()),
     # What stages begin with, and what becomes of what they have learned: models in files.
     Room(
