@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from neurogrid.model.kernels import NarrowLinear
+from neurogrid.model.kernels import linear as linear_module
 from neurogrid.model.stages import narrow
 from neurogrid.model.stages.narrow import has_narrow_products
 from neurogrid.model.stages.training_stage import TrainingStage
@@ -107,6 +109,24 @@ def test_large_weights_stay_narrow() -> None:
     assert {each.dtype for each in embedding.parameters()} == {torch.bfloat16}
     norms = [each for each in layer.modules() if "RMSNorm" in type(each).__name__]
     assert {each.dtype for norm in norms for each in norm.parameters()} == {torch.float32}
+
+
+@pytest.mark.parametrize("widened", [1, 60, 2**20])
+def test_a_weight_is_made_wide_in_parts(widened: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(linear_module, "_WIDENED", widened)
+    linear = nn.Linear(20, 33, dtype=torch.bfloat16)
+    linear.bias.data = linear.bias.data.float()
+    given = torch.randn(2, 5, 20, requires_grad=True)
+    same = given.detach().requires_grad_(True)
+    result = NarrowLinear(linear.requires_grad_(False))(given)
+    expected = functional.linear(same, linear.weight.float(), linear.bias)
+    assert torch.allclose(result, expected, atol=1e-5)
+    gradient = torch.randn(2, 5, 33)
+    result.backward(gradient)
+    expected.backward(gradient)
+    assert given.grad is not None
+    assert same.grad is not None
+    assert torch.allclose(given.grad, same.grad, atol=1e-5)
 
 
 def test_what_learns_is_not_held_narrow() -> None:

@@ -5,9 +5,10 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import nn
@@ -29,6 +30,11 @@ __all__ = [
     "in_shape_only",
     "matrix_of",
 ]
+
+
+# Elements of a weight that are made float32 at once, 4 MiB: nobody counts memory for them.
+_WIDENED: Final = 2**20
+_memory = threading.local()
 
 
 class _HeldLinear(nn.Linear):
@@ -77,6 +83,10 @@ class _HeldLinear(nn.Linear):
             return result if self.bias is None else result + self.bias
         return functional.linear(input, self._held.dense(self.dtype), self.bias)
 
+    def pull_back(self, gradient: torch.Tensor) -> torch.Tensor:
+        """The gradient [..., I] of what went in, of that of what came out, [..., O]."""
+        return gradient @ self._held.dense(gradient.dtype)
+
 
 class _ProductToLearnThrough(torch.autograd.Function):
     """A product that what goes in has a gradient of: by the dense weight, which is made for that moment alone.
@@ -93,7 +103,7 @@ class _ProductToLearnThrough(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
         (gradient,) = gradients
-        return (gradient @ ctx.module._held.dense(gradient.dtype)).to(ctx.dtype), None
+        return ctx.module.pull_back(gradient).to(ctx.dtype), None
 
 
 class _WideLinear(_HeldLinear):
@@ -134,6 +144,40 @@ class NarrowLinear(_HeldLinear):
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__((linear.out_features, linear.in_features), linear.bias, torch.float32)
         self._hold(_NarrowWeight(linear.weight.detach()))
+
+    def multiply(self, input: torch.Tensor) -> torch.Tensor:
+        """See `_HeldLinear.multiply`."""
+        parts = [
+            functional.linear(input, rows, None if self.bias is None else self.bias[at])
+            for at, rows in self._parts()
+        ]
+        return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
+
+    def pull_back(self, gradient: torch.Tensor) -> torch.Tensor:
+        """See `_HeldLinear.pull_back`."""
+        parts = (gradient[..., at] @ rows for at, rows in self._parts())
+        result = next(parts)
+        for part in parts:
+            result += part
+        return result
+
+    def _parts(self) -> Iterator[tuple[slice, torch.Tensor]]:
+        """Rows of the weight in float32, until the next are asked for, and which outputs they are of."""
+        (weight,) = self._held.parts
+        step = max(1, _WIDENED // self.in_features)
+        widened = _widened(step * self.in_features)
+        for start in range(0, self.out_features, step):
+            rows = weight[start : start + step]
+            wide = widened[: rows.numel()].view(rows.shape)
+            yield slice(start, start + step), wide.copy_(rows)
+
+
+def _widened(num_elements: int) -> torch.Tensor:
+    """Memory for so many elements in float32, a thread's own. It is kept: holes that it left would not be filled."""
+    found: torch.Tensor | None = getattr(_memory, "widened", None)
+    if found is None or len(found) < num_elements:
+        found = _memory.widened = torch.empty(max(num_elements, _WIDENED))
+    return found
 
 
 class _NarrowWeight:

@@ -28,7 +28,7 @@ CONFIG = LlamaConfig(
     tie_word_embeddings=True,
     architectures=["LlamaForCausalLM"],
 )
-# Of few tokens: a processor that has no products of bfloat16 takes a minute for a step of 64.
+# Of few tokens: activations are to count for little beside weights.
 RUN = (
     RUN_FILE.replace("model.json", "model")
     .replace("batch_tokens = 256", "batch_tokens = 8")

@@ -15,8 +15,8 @@ import trio
 
 from neurogrid.errors import NoRouteError, PeerRefusedError, TooLargeForPeerError
 from neurogrid.p2p import ErrorCode, TensorMessage
-from neurogrid.training.leading.chains import leader as leader_module
 from neurogrid.training.leading.chains import members as members_module
+from neurogrid.training.leading.chains import step_deadline
 from neurogrid.training.leading.chains.chain import Chain
 from neurogrid.training.leading.chains.leader import CHAIN_LEADER_TAKES
 from neurogrid.training.leading.chains.members import ChainWorker
@@ -462,8 +462,7 @@ async def test_workers_that_went_long_ago_are_forgotten(
 async def test_what_comes_late_of_a_step_that_was_given_up_is_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(leader_module, "_STEP_SECONDS", 0.5)
-    monkeypatch.setattr(leader_module, "_LONGEST_STEPS", 0.0)
+    monkeypatch.setattr(step_deadline, "_LONGEST_STEPS", 0.0)
     late: list[StepDone] = []
 
     def begin(member: Member) -> None:
@@ -482,9 +481,10 @@ async def test_what_comes_late_of_a_step_that_was_given_up_is_nothing(
         member.tell = tell  # type: ignore[method-assign]
 
     async with open_chain(tmp_path, begin=begin) as chain:
+        monkeypatch.setattr(chain.leader, "_deadlines", StepDeadlines(least=0.5))
         await chain.leader.run()
         (warning,) = chain.progress.warned
-        assert "step 4 has taken 0 s: member" in warning
+        assert "step 4 has stood still for 0 s: member" in warning
         assert "did not end it. The stages are arranged anew" in warning
         assert late[0].chain < chain.members[0].order.chain
         assert [line["loss"] for line in chain.keeper.lines] == [2.0] * 8
