@@ -13,9 +13,12 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, LlamaConfig
 
+from neurogrid.model.files.checkpoint import Checkpoint
+from neurogrid.model.files.config import build_config
 from neurogrid.p2p.hosts.identity import Identity
 from neurogrid.training.checkpoints import latest_checkpoint
 from neurogrid.training.data.blob_files import OfferedFiles
+from neurogrid.training.leading.chains import model_files
 from neurogrid.training.leading.chains.keeper import ChainKeeper
 from neurogrid.training.leading.chains.state import ChainState
 from neurogrid.training.leading.round_figures import RoundFigures
@@ -62,10 +65,13 @@ class Kept:
 
     async def writes(self, step: int, **changes: torch.Tensor) -> Path | None:
         """A checkpoint of a state with such weights; the latest one."""
-        model: Any = AutoModelForCausalLM.from_pretrained(self.path / "model")
-        learned = {name: torch.full_like(each, step) for name, each in model.named_parameters()}
-        self.save(step, learned | changes)
+        self.save(step, self.learned(step) | changes)
         return await self.write()
+
+    def learned(self, value: float) -> dict[str, torch.Tensor]:
+        """All that the stages have learned."""
+        model: Any = AutoModelForCausalLM.from_pretrained(self.path / "model")
+        return {name: torch.full_like(each, value) for name, each in model.named_parameters()}
 
     def save(self, step: int, learned: dict[str, torch.Tensor]) -> Path:
         file = self.path / "stages" / f"step-{step}" / "first.safetensors"
@@ -119,10 +125,12 @@ async def test_a_full_disk_leaves_the_checkpoint_before(
     """And there is one when there is room again."""
     async with kept_run(tmp_path) as run:
         before = await run.writes(4)
-        run.save(8, {"model.norm.weight": torch.ones(16)})
-        # To read its config takes a process, which the limit of this one would stop.
-        model = run.keeper._read_model()
-        monkeypatch.setattr(run.keeper, "_read_model", lambda: model)
+        run.save(8, run.learned(8))
+        # To read its config takes a file, which the limit would stop.
+        opened = Checkpoint.open(tmp_path / "model")
+        config = build_config(opened.config)
+        monkeypatch.setattr(Checkpoint, "open", lambda path: opened)
+        monkeypatch.setattr(model_files, "build_config", lambda table: config)
         with full_disk():
             assert await run.write() == before
         (warning,) = run.progress.warned
@@ -138,17 +146,23 @@ async def test_a_piece_of_another_model_is_said(tmp_path: Path) -> None:
         before = await run.writes(4)
         assert await run.writes(8, **{"model.norm.weight": torch.ones(17)}) == before
         assert await run.writes(12, other=torch.ones(1)) == before
-        shape, name = run.progress.warned
-        assert "have learned model.norm.weight of shape [17]; the model has it of [16]" in shape
-        assert "have learned other, which the model has not" in name
+        half = run.learned(16)
+        del half["model.norm.weight"]
+        run.save(16, half)
+        assert await run.write() == before
+        shape, name, lacking = run.progress.warned
+        assert "have learned model.norm.weight of shape [17], torch.float32" in shape
+        assert "the model has it of [16], torch.float32" in shape
+        assert "have learned 'other', which the model has not" in name
+        assert "have told nothing of model.norm.weight, which the model has" in lacking
 
 
 async def test_a_model_that_is_gone_is_said(tmp_path: Path) -> None:
     async with kept_run(tmp_path) as run:
-        run.save(4, {})
+        run.save(4, run.learned(4))
         (tmp_path / "model" / "model.safetensors").unlink()
         assert await run.write() is None
-        assert f"{tmp_path / 'model'}: cannot be read" in run.progress.warned[0]
+        assert f"{tmp_path / 'model'}: " in run.progress.warned[0]
 
 
 async def test_older_checkpoints_that_stay_are_said(

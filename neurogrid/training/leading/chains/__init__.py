@@ -12,5 +12,6 @@ weights    what stages begin with
 sums       of what members tell, whatever they tell
 numbers    how large they are, from a config alone
 state      what is kept of them on the way
+model_files  a state as a whole model, for transformers
 keeper     journal, figures, checkpoints
 """

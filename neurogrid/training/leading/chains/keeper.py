@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
-import torch
 import trio
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
-from transformers import AutoModelForCausalLM
 
 from neurogrid.errors import CheckpointError, NeuroGridError
-from neurogrid.model.files.config import build_config
-from neurogrid.model.files.model_code import quiet_transformers
 from neurogrid.training.checkpoints import (
     CheckpointDraft,
     latest_checkpoint,
@@ -25,6 +20,7 @@ from neurogrid.training.checkpoints import (
     prune,
     read_checkpoint,
 )
+from neurogrid.training.leading.chains.model_files import write_model
 from neurogrid.training.leading.chains.state import ChainState
 from neurogrid.training.leading.round_figures import RoundFigures
 from neurogrid.training.leading.settings import LeaderProgress
@@ -36,8 +32,6 @@ from neurogrid.training.runs.state import RunState
 from neurogrid.training.stages.lora import write_adapter
 
 __all__ = ["ChainKeeper"]
-
-_CONFIG: Final = "config.json"
 
 
 class ChainKeeper:
@@ -154,42 +148,17 @@ class ChainKeeper:
         return path
 
     def _write_model(self, draft: CheckpointDraft, kept: ChainState) -> None:
-        learned = _parameters(kept.files)
         if self._run.adapter.r:
+            learned = _parameters(kept.files)
             with draft.writing():
                 write_adapter(draft.path, self._run.adapter, learned, str(self._model.resolve()))
             return
-        model = self._read_model()
-        own = dict(model.named_parameters(remove_duplicate=False))
-        with torch.no_grad():
-            for name, value in learned.items():
-                if name not in own:
-                    raise CheckpointError(
-                        f"the stages have learned {name}, which the model has not"
-                    )
-                if own[name].shape != value.shape:
-                    raise CheckpointError(
-                        f"the stages have learned {name} of shape {list(value.shape)}; the model has it of "
-                        f"{list(own[name].shape)}"
-                    )
-                own[name].copy_(value)
-        with draft.writing(), quiet_transformers():
-            model.save_pretrained(draft.path)
-
-    def _read_model(self) -> Any:
-        """The model that stages began with."""
-        try:
-            config = json.loads((self._model / _CONFIG).read_text(encoding="utf-8"))
-            with quiet_transformers():
-                return AutoModelForCausalLM.from_pretrained(
-                    self._model, config=build_config(config), dtype=torch.float32
-                )
-        except (OSError, ValueError, SafetensorError) as exc:
-            raise CheckpointError(f"{self._model}: cannot be read: {exc}") from exc
+        with draft.writing():
+            write_model(draft.path, self._model, kept.files)
 
 
 def _parameters(files: Mapping[str, Path]) -> dict[str, Tensor]:
-    """Read the trained parameters of a state from its files, by name, without the optimisers' tensors."""
+    """Read an adapter's matrices of a state from its files, by name, without the optimisers' tensors."""
     found: dict[str, Tensor] = {}
     for path in files.values():
         try:

@@ -21,6 +21,7 @@ from neurogrid.p2p.hosts.identity import Identity
 from neurogrid.p2p.hosts.machine import machine_name
 from neurogrid.p2p.libp2p.libp2p_host import open_host
 from neurogrid.p2p.transfer import Transfers
+from neurogrid.training.checkpoints import sync, sync_tree
 from neurogrid.training.data.blob_files import PIECE_LIMITS, OfferedFiles
 from neurogrid.training.data.blobs import Providers, SliceStore
 from neurogrid.training.data.manifest import Manifest
@@ -239,5 +240,8 @@ def _begun_with(model: Path, config: dict[str, Any], run: RunFile, directory: Ru
         save_model(
             make_model(run.model.kind, json.dumps(config), seed=run.seed, checkpoint=None), partial
         )
+        # Before it has its name: a machine that loses its power has all of it, or none.
+        sync_tree(partial)
         partial.rename(made)
+        sync(made.parent)
     return made
