@@ -275,6 +275,12 @@ class _Weights:
     def pieces(self, bounds: Sequence[int], index: int) -> dict[str, bytes]:
         return {}
 
+    def count_asked(self, peers: Iterable[str]) -> None:
+        pass
+
+    def num_asked(self, peers: Iterable[str]) -> dict[str, int]:
+        return {}
+
 
 class Slices:
     """Slices of a web server, each of which is held until it is not needed any more.

@@ -23,8 +23,9 @@ import trio
 from neurogrid.errors import ConfigurationError, NoRouteError
 from neurogrid.training.leading.chains.chain import Chain, Pieces
 from neurogrid.training.leading.chains.members import ChainMembers
-from neurogrid.training.leading.chains.orders import LOADING, StageOrders
+from neurogrid.training.leading.chains.orders import StageOrders
 from neurogrid.training.leading.chains.state import ChainState
+from neurogrid.training.leading.chains.step_deadline import StepDeadline
 from neurogrid.training.leading.facts import RunFacts
 from neurogrid.training.leading.hiring import HEARTBEAT
 from neurogrid.training.leading.settings import LeaderProgress
@@ -54,12 +55,12 @@ class _Joiner:
     Attributes:
         stage: which one.
         order: that it was told.
-        until: it has to be ready, by the clock.
+        deadline: for it to be ready.
     """
 
     stage: int
     order: StageOrder
-    until: float
+    deadline: StepDeadline
 
     @property
     def number(self) -> int:
@@ -398,7 +399,7 @@ class Arranger:
         # The state comes when it joins in: whatever there is now will be another one then.
         prepared = Chain(self._orders.draw_number(), stages, chain.bounds, 0)
         order = self._orders.order(prepared, peer_id, is_preparation=True)
-        self._joiners[peer_id] = _Joiner(index, order, trio.current_time() + LOADING)
+        self._joiners[peer_id] = _Joiner(index, order, self._orders.deadline({peer_id: order}))
         await self._members.tell(peer_id, RunMessage.STAGE, order.encode())
 
     def ready_joiners(self) -> dict[str, int]:
@@ -415,9 +416,15 @@ class Arranger:
         for peer_id, joiner in list(self._joiners.items()):
             reason = self._members.note_failed(peer_id, joiner.number)
             is_here = peer_id in self._members.usable()
-            if reason or not is_here or trio.current_time() > joiner.until:
+            is_ready = self._members.is_ready(peer_id, joiner.number)
+            is_late = not is_ready and self._orders.has_run_out(joiner.deadline, [peer_id])
+            if reason or not is_here or is_late:
                 called = self._members.called(peer_id)
-                logger.info("%s does not join in: %s", called, reason or "it is not here")
+                logger.info(
+                    "%s does not join in: %s",
+                    called,
+                    reason or "it is not here, or asks for nothing",
+                )
                 del self._joiners[peer_id]
             elif not self._members.has_heard(peer_id, joiner.number):
                 await self._members.tell(peer_id, RunMessage.STAGE, joiner.order.encode())

@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 import trio
 
 from neurogrid.training.leading.chains.chain import Chain, ChainBroken
 from neurogrid.training.leading.chains.members import ChainMembers
+from neurogrid.training.leading.chains.step_deadline import StepDeadline
 from neurogrid.training.leading.chains.weights import ChainWeights
 from neurogrid.training.leading.facts import RunFacts
 from neurogrid.training.leading.hiring import HEARTBEAT
 from neurogrid.training.stages.holdings import FIRST, LAST, state_pieces
 from neurogrid.training.wire.runs import RunMessage, StageOrder
 
-__all__ = ["LOADING", "StageOrders"]
+__all__ = ["StageOrders"]
 
-LOADING: Final = 900.0
-"""Seconds for weights to come and processes to start."""
+_LOADING: Final = 900.0
+"""Seconds for a piece of the weights or the state to come, and processes to start."""
 
 
 class StageOrders:
@@ -79,6 +81,21 @@ class StageOrders:
             is_preparation=is_preparation,
         )
 
+    def deadline(self, orders: Mapping[str, StageOrder]) -> StepDeadline:
+        """The deadline of those that load what they are ordered: each piece of the weights that one asks for moves it.
+
+        All have the leader's line together, and nobody knows how much that carries.
+        """
+        self._weights.count_asked(orders)
+        num_pieces = sum(len(order.names) for order in orders.values())
+        return StepDeadline(trio.current_time(), _LOADING, num_pieces)
+
+    def has_run_out(self, deadline: StepDeadline, peers: Iterable[str]) -> bool:
+        """Whether those that load have stood still for too long."""
+        now = trio.current_time()
+        deadline.look(now, self._weights.num_asked(peers))
+        return now > deadline.at
+
     async def begin(self, chain: Chain, *, is_preparation: bool = False) -> None:
         """Tell all members of an arrangement, and wait until they are ready.
 
@@ -88,7 +105,7 @@ class StageOrders:
         orders = {
             peer: self.order(chain, peer, is_preparation=is_preparation) for peer in chain.peers
         }
-        until = trio.current_time() + LOADING
+        deadline = self.deadline(orders)
         while True:
             for peer, order in orders.items():
                 if not self._members.has_heard(peer, chain.number):
@@ -99,7 +116,9 @@ class StageOrders:
                 )
             if not scope.cancelled_caught:
                 return
-            if trio.current_time() > until:
+            if self.has_run_out(deadline, orders):
                 late = [p for p in orders if not self._members.is_ready(p, chain.number)]
                 names = ", ".join(map(self._members.called, late))
-                raise ChainBroken(f"{names} did not load its layers in {LOADING:g} s")
+                raise ChainBroken(
+                    f"{names}: not ready, and nothing was asked for in {_LOADING:g} s"
+                )

@@ -1,4 +1,4 @@
-"""Deadlines of the steps of chains: how long a step may stand still before its chain is made anew. Pure."""
+"""Deadlines of the steps of chains, and of what members load before: how long each may stand still. Pure."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ _LEAST_SECONDS: Final = 120.0
 
 class StepDeadline:
     """The deadline of one step: each operation that its members come further moves it on.
+
+    Or of what they load before: each piece is an operation then.
 
     Attributes:
         seconds: for which the step may stand still.

@@ -6,18 +6,21 @@ They lie in the checkpoint's files, and are read as they are sent.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Final
 
 import torch
-from safetensors.torch import save
+from torch import Tensor
 
+from neurogrid.model.files.blob import LayerBlob
 from neurogrid.model.files.checkpoint import Checkpoint
 from neurogrid.model.files.config import build_config
 from neurogrid.model.files.quantization import Quantization
+from neurogrid.model.files.safetensors_header import TensorEntry
+from neurogrid.model.files.tensors import dtype_name, tensor_to_bytes
 from neurogrid.model.stages.skeleton import Skeleton
-from neurogrid.p2p.transfer import BlobInfo, BlobSource, BytesSource
+from neurogrid.p2p.transfer import BlobSource
 
 __all__ = ["ENDS", "ChainWeights", "codes_of", "weights_name"]
 
@@ -73,17 +76,18 @@ class ChainWeights:
         self.quantization = "" if self._form is None else json.dumps(self._form.record())
         self.num_layers = len(self._checkpoint.present_layers)
         self._sources: dict[bytes, BlobSource] = {}
+        self._asked: dict[str, set[bytes]] = {}
         self.blobs: dict[str, bytes] = {}
         for layer_id in range(self.num_layers):
             blob = self._checkpoint.layer_blob(layer_id, self._form)
             self.blobs[weights_name(layer_id)] = blob_id = blob.blob_id()
             self._sources[blob_id] = blob
         ends = self._checkpoint.end_tensors(torch.float32)
-        data = save({name: each.contiguous() for name, each in ends.items()})
-        source = BytesSource(data)
-        blob_id = BlobInfo.of_digests(source.digests(), source.num_bytes).blob_id
-        self.blobs[ENDS] = blob_id
-        self._sources[blob_id] = source
+        blob = LayerBlob(
+            {name: (_entry(each), tensor_to_bytes(each)) for name, each in ends.items()}
+        )
+        self.blobs[ENDS] = blob_id = blob.blob_id()
+        self._sources[blob_id] = blob
         self.num_elements = sum(each.numel() for each in ends.values()) + sum(
             self._checkpoint.layer_blob(layer_id, self._form).num_elements
             for layer_id in range(self.num_layers)
@@ -99,4 +103,19 @@ class ChainWeights:
 
     async def provide(self, peer_id: str, blob_id: bytes) -> BlobSource | None:
         """See `TransferPolicy.provide`."""
-        return self._sources.get(blob_id)
+        source = self._sources.get(blob_id)
+        if source is not None and peer_id in self._asked:
+            self._asked[peer_id].add(blob_id)
+        return source
+
+    def count_asked(self, peers: Iterable[str]) -> None:
+        """Count from now on which pieces these ask for."""
+        self._asked |= {peer_id: set() for peer_id in peers}
+
+    def num_asked(self, peers: Iterable[str]) -> dict[str, int]:
+        """Pieces that each of these has asked for since it is counted."""
+        return {peer_id: len(self._asked.get(peer_id, ())) for peer_id in peers}
+
+
+def _entry(tensor: Tensor) -> TensorEntry:
+    return TensorEntry(dtype_name(tensor.dtype), tuple(tensor.shape), 0, tensor.nbytes)
