@@ -125,7 +125,7 @@ def peers(
         found: dict[str, Generate] = {}
         if options.dtype == "float32" and has_llama_cpp():
             found["llama.cpp, 2 RPC servers"] = stack.enter_context(
-                llama_cpp(model, path, len(prompt), options.tokens)
+                llama_cpp(model, path, len(prompt), options.tokens, options.quantize)
             )
         if options.dtype == "float32" and options.petals_python is not None:
             num_layers = model.config.num_hidden_layers

@@ -1,9 +1,10 @@
 """The same generation by others: Petals over two servers, and llama.cpp over two RPC servers, all on 127.0.0.1.
 
-Neither is among our dependencies. llama.cpp is there with its programs `llama-bench` and `ggml-rpc-server` (cmake with
--DGGML_RPC=ON) on PATH, and the package `gguf`, which writes the model for it. Petals wants a Python of its own
-(`petals_peer.py`); 2.2.0.post1 was seen to run with transformers 4.34.1, bitsandbytes 0.41.1, hivemind 1.1.11, all but
-torch without their dependencies' versions, and with the p2pd that hivemind 1.1.12 has for Linux.
+Neither is among our dependencies. llama.cpp is there with its programs `llama-bench`, `llama-quantize` and
+`ggml-rpc-server` (cmake with -DGGML_RPC=ON) on PATH, and the package `gguf`, which writes the model for it. Petals
+wants a Python of its own (`petals_peer.py`); 2.2.0.post1 was seen to run with transformers 4.34.1, bitsandbytes 0.41.1,
+hivemind 1.1.11, all but torch without their dependencies' versions, and with the p2pd that hivemind 1.1.12 has for
+Linux.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ __all__ = ["Generate", "Timing", "has_llama_cpp", "llama_cpp", "peer_versions", 
 
 NUM_SERVERS = 2
 DEADLINE = 120.0  # seconds, for a word of a peer or one generation of it
+_FORMS = {"int8": "Q8_0", "int4": "Q4_0"}  # what llama.cpp has of the same size
 
 
 @dataclass
@@ -93,11 +95,18 @@ def petals(
 
 @contextlib.contextmanager
 def llama_cpp(
-    model: Any, directory: Path, num_prompt_tokens: int, num_tokens: int
+    model: Any, directory: Path, num_prompt_tokens: int, num_tokens: int, form: str | None
 ) -> Iterator[Generate]:
-    """Two RPC servers with one thread each, caches in float16. llama-bench draws the tokens, so that none are known."""
+    """Two RPC servers with one thread each, caches in float16. llama-bench draws the tokens, so that none are known.
+
+    Args:
+        form: of the weights: a key of `_FORMS`; None for float32.
+    """
     path = directory / "model.gguf"
     write_gguf(model, path)
+    if form is not None:
+        whole, path = path, directory / f"model-{form}.gguf"
+        _run(["llama-quantize", "--pure", str(whole), str(path), _FORMS[form]])
     with contextlib.ExitStack() as stack:
         ports = [_free_port() for _ in range(NUM_SERVERS)]
         for port in ports:
