@@ -59,7 +59,7 @@ struct product {
   const uint16_t *x16; /* [R][K], bfloat16 */
   int8_t *codes;       /* [R][K] */
   float *scales;       /* [R][N] */
-  int32_t *code_sums;  /* [R][N] */
+  int32_t *starts;     /* [R][N]: what integer sums begin with */
   float *x_sums;       /* [R][N]: for minimums */
   void *y;             /* [R][O] */
   int64_t rows;
@@ -251,7 +251,7 @@ int ng_multiply(const struct matrix *m, int level, const void *x, int x_type, vo
   }
   if (is_int8) {
     p.scales = (float *)at;
-    p.code_sums = (int32_t *)(at + groups);
+    p.starts = (int32_t *)(at + groups);
     at += 2 * groups;
   }
   if (m->minimums) {
@@ -398,7 +398,7 @@ INLINE f32 NAME(from_e4m3)(u32 high) {
 }
 
 /* To each lane the sum of its four bytes times four signed ones, which are the same for all lanes. The bytes are
-   codes of 4 bits, or 128 more than codes of 8: where that is not exact, it is taken away first (see `start`). */
+   codes of 4 bits, or 128 more than codes of 8: where that is not exact, it is taken away first (see `zero`). */
 INLINE i32 NAME(dot)(i32 sum, u32 bytes, int32_t four, const int is_8) {
 #if defined(__aarch64__)
   int8x16_t x = vreinterpretq_s8_s32(vdupq_n_s32(four)), w = (int8x16_t)bytes;
@@ -420,14 +420,13 @@ INLINE i32 NAME(dot)(i32 sum, u32 bytes, int32_t four, const int is_8) {
 #endif
 }
 
-/* What the sums of a group begin with, so that they are those of codes around zero. */
-INLINE i32 NAME(start)(int32_t codes_sum, const int is_8) {
+/* What `dot` has for a code of zero. */
+INLINE int32_t NAME(zero)(const int is_8) {
 #if defined(__aarch64__) || defined(NG_AVX2)
-  const int32_t zero = is_8 ? 0 : 8;
+  return is_8 ? 0 : 8;
 #else
-  const int32_t zero = is_8 ? 128 : 8;
+  return is_8 ? 128 : 8;
 #endif
-  return (i32){0} - zero * codes_sum;
 }
 
 INLINE f32 NAME(dot_bf16)(f32 sum, u32 pairs, u32 x) {
@@ -459,8 +458,9 @@ INLINE float NAME(sum)(const f32 *v) {
 
 /* ---------------------------------------------------------------------------------------------- activations */
 
-/* Codes of 8 bits with a scale for each 32, the largest magnitude / 127; what is not finite makes its scale so. */
-static void NAME(quantize)(const float *x, int8_t *codes, float *scales, int32_t *sums, int64_t groups) {
+/* Codes of 8 bits with a scale for each 32, the largest magnitude / 127; what is not finite makes its scale so. And
+   what the sums of a group begin with, so that they are those of weights around zero. */
+static void NAME(quantize)(const float *x, int8_t *codes, float *scales, int32_t *starts, int64_t groups, int32_t zero) {
   for (int64_t n = 0; n < groups; n++) {
     const float *from = x + n * G;
     float most = 0;
@@ -483,12 +483,13 @@ static void NAME(quantize)(const float *x, int8_t *codes, float *scales, int32_t
       sum += code;
     }
     scales[n] = is_finite ? most / 127.f : is_nan ? NAN : INFINITY;
-    sums[n] = 0;
-    for (int i = 0; i < WIDTH; i++) sums[n] += sum[i];
+    int32_t total = 0;
+    for (int i = 0; i < WIDTH; i++) total += sum[i];
     if (!is_finite) { /* so that the scale meets something: infinity times nothing would be nothing of it */
       codes[n * G] = 1;
-      sums[n] = 1;
+      total = 1;
     }
+    starts[n] = -zero * total;
   }
 }
 
@@ -561,7 +562,7 @@ INLINE void NAME(codes_tile)(const struct product *p, int64_t row, int64_t vecto
     i32 whole[16];
     UNROLL for (int b = 0; b < B; b++)
       UNROLL for (int o = 0; o < OUT; o++) {
-        if (is_int8) whole[b * OUT + o] = NAME(start)(p->code_sums[(row + b) * N + n], is_8);
+        if (is_int8) whole[b * OUT + o] = (i32){0} + p->starts[(row + b) * N + n];
         else part[b * OUT + o] = (f32){0};
       }
     UNROLL for (int k = 0; k < steps; k++)
@@ -703,7 +704,7 @@ static task NAME(prepare)(struct product *p, int64_t *task_size) {
                                NAME(codes8_int8), NAME(codes4),   NAME(codes4_int8),
                                NAME(codes8_half), NAME(codes8_e4m3)};
   if (m->kind == NG_CODES8_INT8 || m->kind == NG_CODES4_INT8)
-    NAME(quantize)(p->x, p->codes, p->scales, p->code_sums, groups);
+    NAME(quantize)(p->x, p->codes, p->scales, p->starts, groups, NAME(zero)(m->kind == NG_CODES8_INT8));
   if (m->minimums)
     for (int64_t n = 0; n < groups; n++) {
       f32 both[HALVES];
