@@ -27,6 +27,7 @@ from neurogrid.model.kernels import (
     library,
     quantize,
 )
+from neurogrid.model.kernels import linear as linear_module
 from neurogrid.model.kernels.compiled import open_library
 from neurogrid.model.stages.few_rows import speed_up_few_rows
 
@@ -383,6 +384,57 @@ def test_without_kernels_layers_of_codes_are_made_dense(monkeypatch: pytest.Monk
     assert sum(part.nbytes for part in by_torch.parameters()) == sum(
         part.nbytes for part in codes.parts
     )
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("has_kernels", [True, False])
+@pytest.mark.parametrize(
+    "form", ["8", "8, shared by all", "4", "4, minimums", "halves", "floats", "not whole"]
+)
+def test_a_gradient_goes_through_codes_some_inputs_at_a_time(
+    form: str, has_kernels: bool, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shape = (37, 224)
+    codes = {
+        "8": quantize(torch.randn(shape), 8),
+        "8, shared by all": some_codes(8, shape, torch.float32, shared=7, has_minimums=False),
+        "4": quantize(torch.randn(shape), 4),
+        "4, minimums": some_codes(4, shape, torch.float16, shared=1, has_minimums=True),
+        "halves": half_groups(shape),
+        "floats": floats(shape),
+        "not whole": half_groups((37, 200)),
+    }[form]
+    if not has_kernels:
+        monkeypatch.setattr(linear_module, "library", lambda: None)
+    layer = CodesLinear(codes, None, dtype, by_int8=False)
+    x = torch.randn(2, 5, codes.num_inputs, dtype=dtype, requires_grad=True)
+    result = layer(x)
+    gradient = torch.randn_like(result)
+    expected = gradient @ codes.dense(dtype)
+    made = []
+    write_dense = Codes.write_dense
+
+    def counted(self: Codes, into: torch.Tensor) -> None:
+        made.append(into.numel())
+        write_dense(self, into)
+
+    # A multiple of 32 inputs, once as many as there are and more.
+    for widened in (1, 70 * 37, 2**20):
+        monkeypatch.setattr(linear_module, "_WIDENED", widened)
+        monkeypatch.setattr(Codes, "write_dense", counted)
+        x.grad = None
+        result.backward(gradient, retain_graph=True)
+        assert x.grad is not None
+        # A product with a few columns at its end may have other bits there.
+        is_whole = codes.num_inputs % 32 == 0
+        assert (
+            torch.equal(x.grad, expected)
+            if is_whole
+            else torch.allclose(x.grad, expected, atol=1e-3)
+        )
+        assert sum(made) == 37 * codes.num_inputs
+        assert max(made) <= max(widened, 32 * 37)
+        made.clear()
 
 
 def test_float32_that_is_bfloat16_is_held_so_and_gives_the_same() -> None:

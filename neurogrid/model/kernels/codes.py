@@ -18,7 +18,15 @@ from typing import Final
 import torch
 from torch.nn import functional
 
-__all__ = ["CODE_GROUP", "E4M3", "HALF_GROUP", "Codes", "join_rows", "quantize"]
+__all__ = [
+    "CODE_GROUP",
+    "E4M3",
+    "HALF_GROUP",
+    "Codes",
+    "groups_of_columns",
+    "join_rows",
+    "quantize",
+]
 
 CODE_GROUP: Final = 32
 """Inputs of an output that share a scale; other forms have a multiple of it, or half of it."""
@@ -94,11 +102,30 @@ class Codes:
         if not self.codes.is_cpu:
             # In one go: each piece is some calls.
             return self._dense_rows(slice(None), dtype)[:, : self.num_inputs].contiguous()
+        result = torch.empty(self.num_outputs, self.num_inputs, dtype=dtype)
+        self.write_dense(result)
+        return result
+
+    def write_dense(self, into: torch.Tensor) -> None:
+        """Write the weights into [O, I] of any float dtype, on the CPU: some rows at a time, as `dense` has them."""
         rows = max(1, _PIECE // self.num_columns)
-        pieces = [
-            self._dense_rows(slice(at, at + rows), dtype) for at in range(0, self.num_outputs, rows)
-        ]
-        return torch.cat(pieces)[:, : self.num_inputs].contiguous()
+        for at in range(0, self.num_outputs, rows):
+            piece = self._dense_rows(slice(at, at + rows), into.dtype)
+            into[at : at + rows] = piece[:, : self.num_inputs]
+
+    def of_inputs(self, start: int, stop: int) -> Codes:
+        """The codes of the inputs [start, stop) alone; `start` is a multiple of 32, and `stop` is one, or I."""
+        columns = slice(start, stop + -stop % CODE_GROUP)
+        per_element = 8 // self.bits
+        groups = groups_of_columns(self.num_columns, self.scales.shape[1], columns)
+        return Codes(
+            self.bits,
+            self.codes[:, columns.start // per_element : columns.stop // per_element],
+            self.scales[:, groups],
+            stop - start,
+            None if self.minimums is None else self.minimums[:, groups],
+            self.table,
+        )
 
     def _dense_rows(self, rows: slice, dtype: torch.dtype) -> torch.Tensor:
         codes = self.codes[rows]
@@ -117,6 +144,12 @@ class Codes:
         products = grouped * scales
         products += self.minimums[rows, :, None].float()
         return products.flatten(-2).to(dtype)
+
+
+def groups_of_columns(num_columns: int, num_scales: int, columns: slice) -> torch.Tensor:
+    """Return which of its scales a row has for each 32 of some columns, or each 16: int64 [S of those columns]."""
+    group = num_columns // num_scales
+    return torch.arange(columns.start, columns.stop, min(group, CODE_GROUP)) // group
 
 
 def join_rows(codes: Sequence[Codes], order_O: torch.Tensor | None) -> Codes:

@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn import functional
 
 from neurogrid.model.kernels.chosen import library
-from neurogrid.model.kernels.codes import Codes
+from neurogrid.model.kernels.codes import CODE_GROUP, Codes
 from neurogrid.model.kernels.compiled import ELEMENT_TYPES, Library
 from neurogrid.model.kernels.gpu_codes import GpuMatrix, gpu_matrix
 from neurogrid.model.kernels.int4 import Int4Matrix, int4_matrix
@@ -132,6 +132,23 @@ class CodesLinear(_HeldLinear):
         super().__init__((codes.num_outputs, codes.num_inputs), bias, dtype)
         on_gpu = int4_matrix(codes, dtype) or gpu_matrix(codes, dtype)
         self._hold(on_gpu or held_codes(codes, bias, dtype, by_int8=by_int8))
+
+    def pull_back(self, gradient: torch.Tensor) -> torch.Tensor:
+        """See `_HeldLinear.pull_back`."""
+        held = self._held
+        if not isinstance(held, Codes | Matrix) or self.held_device.type != "cpu":
+            return super().pull_back(gradient)
+        result = gradient.new_empty(*gradient.shape[:-1], self.in_features)
+        # By inputs and not by outputs: no result is a sum of parts then, whose bits would be others.
+        step = max(1, _WIDENED // self.out_features // CODE_GROUP) * CODE_GROUP
+        for start in range(0, self.in_features, step):
+            codes = held.of_inputs(start, min(start + step, self.in_features))
+            num_elements = codes.num_outputs * codes.num_inputs
+            widened = _widened(num_elements).view(gradient.dtype)[:num_elements]
+            weight = widened.view(codes.num_outputs, codes.num_inputs)
+            codes.write_dense(weight)
+            result[..., start : start + step] = gradient @ weight
+        return result
 
 
 class NarrowLinear(_HeldLinear):

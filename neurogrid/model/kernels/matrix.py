@@ -12,7 +12,7 @@ from typing import Final
 import torch
 from torch.nn import functional
 
-from neurogrid.model.kernels.codes import CODE_GROUP, E4M3, Codes
+from neurogrid.model.kernels.codes import CODE_GROUP, E4M3, Codes, groups_of_columns
 from neurogrid.model.kernels.compiled import ELEMENT_TYPES, Kind, Library, MatrixFields
 
 __all__ = ["Matrix"]
@@ -134,20 +134,33 @@ class Matrix:
         """The matrix [O, I] itself, made anew."""
         if self._scales is None:
             return self._weights.to(dtype)
+        return self.of_inputs(0, self.num_inputs).dense(dtype)
+
+    def of_inputs(self, start: int, stop: int) -> Codes:
+        """The codes of some inputs, as of `Codes.of_inputs`; of a matrix that is made of codes."""
+        assert self._scales is not None
+        columns = slice(start, stop + -stop % CODE_GROUP)
         is_8 = self.kind not in (Kind.CODES4, Kind.CODES4_INT8)
+        in_lane = 4 if is_8 else 8
+        lanes = self._weights[:, columns.start // in_lane : columns.stop // in_lane]
         if self.kind == Kind.CODES8_E4M3:
-            unlaid = _bytes_of(self._weights).view(E4M3)
+            unlaid = _bytes_of(lanes).view(E4M3)
         else:
-            unlaid = _codes_of_8(self._weights) if is_8 else _codes_of_4(self._weights)
-        codes = Codes(
+            unlaid = _codes_of_8(lanes) if is_8 else _codes_of_4(lanes)
+        num_columns = -(-self.num_inputs // CODE_GROUP) * CODE_GROUP
+        groups = groups_of_columns(num_columns, self._scales.shape[1], columns)
+        return Codes(
             8 if is_8 else 4,
             unlaid[: self.num_outputs],
-            _scales_of(self._scales)[: self.num_outputs],
-            self.num_inputs,
-            None if self._minimums is None else _scales_of(self._minimums)[: self.num_outputs],
+            self._rows_of(self._scales, groups),
+            stop - start,
+            None if self._minimums is None else self._rows_of(self._minimums, groups),
             self._table,
         )
-        return codes.dense(dtype)
+
+    def _rows_of(self, lanes: torch.Tensor, groups: torch.Tensor) -> torch.Tensor:
+        """Scales of some groups, [O, S], from what `_lanes_of_scales` gave."""
+        return lanes[:, groups].transpose(1, 2).flatten(0, 1)[: self.num_outputs]
 
     def multiply(self, given: torch.Tensor, into: torch.Tensor | None = None) -> torch.Tensor:
         """[..., I] in float32, bfloat16 or float16 to [..., O] in the same dtype; sums are in float32.
@@ -229,7 +242,3 @@ def _codes_of_4(lanes: torch.Tensor) -> torch.Tensor:
 
 def _lanes_of_scales(scales_OS: torch.Tensor) -> torch.Tensor:
     return _filled_up(scales_OS, 0).transpose(1, 2).contiguous()
-
-
-def _scales_of(lanes: torch.Tensor) -> torch.Tensor:
-    return lanes.transpose(1, 2).flatten(0, 1)
