@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from typing import Any
 
 import pytest
 import torch
@@ -92,8 +93,10 @@ def test_bits_are_those_of_the_same_weights_in_float32(family: str) -> None:
     assert all(map(torch.equal, gradients, those))
 
 
-def test_large_weights_stay_narrow() -> None:
-    checkpoint = shared("llama")
+@pytest.mark.parametrize("family", ["llama", "gemma3", "falcon"])
+def test_large_weights_stay_narrow(family: str) -> None:
+    """Also those of a family's own linear layers, and of embeddings that are scaled."""
+    checkpoint = shared(family)
     stage = TrainingStage(
         checkpoint.config,
         0,
@@ -107,8 +110,46 @@ def test_large_weights_stay_narrow() -> None:
     assert {each.dtype for each in layer.parameters() if each.ndim == 2} == {torch.bfloat16}
     embedding = stage._skeleton.model.get_input_embeddings()
     assert {each.dtype for each in embedding.parameters()} == {torch.bfloat16}
-    norms = [each for each in layer.modules() if "RMSNorm" in type(each).__name__]
+    norms = [each for each in layer.modules() if "Norm" in type(each).__name__]
     assert {each.dtype for norm in norms for each in norm.parameters()} == {torch.float32}
+
+
+def test_a_scaled_embedding_gives_what_it_gives_in_float32() -> None:
+    checkpoint = shared("gemma3")
+    stage = TrainingStage(
+        checkpoint.config,
+        0,
+        2,
+        {name: tensor.bfloat16() for name, tensor in checkpoint.tensors.items()},
+        dtype=torch.bfloat16,
+        adapt=Nudge(48),
+        is_wide=True,
+    )
+    embedding: Any = stage._skeleton.model.get_input_embeddings()
+    ids = torch.tensor([[3, 5], [0, 7]])
+    assert embedding.weight.dtype == torch.bfloat16
+    expected = embedding.weight[ids].float() * embedding.embed_scale.float()
+    assert torch.equal(embedding(ids), expected)
+
+
+class Chooser(nn.Linear):
+    """A linear layer by its class, and none by what it does."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return super().forward(input).softmax(-1)
+
+
+def test_what_is_no_linear_layer_but_by_its_class_becomes_wide() -> None:
+    layers = nn.ModuleDict({"one": nn.Linear(4, 3), "other": Chooser(4, 3)}).bfloat16()
+    given = torch.randn(2, 4)
+    expected = [
+        functional.linear(given, each.weight.float(), each.bias.float()) for each in layers.values()
+    ]
+    narrow.compute_wide(layers.requires_grad_(False))
+    assert type(layers["one"]) is NarrowLinear
+    assert type(layers["other"]) is Chooser
+    assert torch.allclose(layers["one"](given), expected[0], atol=1e-5)
+    assert torch.allclose(layers["other"](given), expected[1].softmax(-1), atol=1e-5)
 
 
 @pytest.mark.parametrize("widened", [1, 60, 2**20])
