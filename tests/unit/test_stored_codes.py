@@ -83,6 +83,29 @@ def test_what_is_quantised_is_not_quantised_again(tmp_path: Path) -> None:
         loaded(tmp_path, quantize="int4")
 
 
+@pytest.mark.parametrize("is_plain", [True, False])
+def test_inputs_out_of_their_order_are_refused_before_anything_is_placed(
+    is_plain: bool, tmp_path: Path
+) -> None:
+    """By the matrices themselves: with static groups `desc_act` changes nothing that is stored."""
+    save_foreign("gptq", tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["quantization_config"]["desc_act"] = True
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    if is_plain:
+        assert loaded(tmp_path).quantization is not None
+        return
+    tensors = load_file(tmp_path / "model.safetensors")
+    name = "model.layers.1.mlp.up_proj.g_idx"
+    tensors[name] = tensors[name].flip(0)
+    save_file(tensors, tmp_path / "model.safetensors")
+    with pytest.raises(
+        UnsupportedModelError,
+        match=r"layers\.1\.mlp\.up_proj\.weight: .*grouped by their activations",
+    ):
+        loaded(tmp_path)
+
+
 def test_a_method_that_is_not_read_is_named(tmp_path: Path) -> None:
     save_foreign("awq", tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())

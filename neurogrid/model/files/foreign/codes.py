@@ -83,6 +83,9 @@ class ForeignFormat(Described):
     @property
     def shape_teller(self) -> str | None:
         """The suffix of the little tensor that `shape` has to see, if there is one."""
+        if self.layout == "gptq":
+            # Read for each matrix before any is: only where it may say something.
+            return G_IDX if self.is_order_told else None
         return STATE if self.layout == "nf4" else None
 
     @property

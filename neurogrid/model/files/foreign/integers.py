@@ -60,16 +60,28 @@ def _codes_of_words(words_OW: torch.Tensor, bits: int) -> torch.Tensor:
 # gptq and gptq_v2.
 
 
-def _measure_gptq(given: Described, shapes: Shapes, _: torch.Tensor | None) -> Sized:
+def _measure_gptq(given: Described, shapes: Shapes, told: torch.Tensor | None) -> Sized:
     per_word = 32 // given.bits
     num_words, num_outputs = matrix_sizes(given, shapes, _QWEIGHT)
     num_inputs = num_words * per_word
     num_groups = given.num_groups(num_inputs)
+    # One of another shape is refused for that.
+    if told is not None and told.shape == (num_inputs,):
+        _require_plain_order(given, told)
     return (num_outputs, num_inputs), {
         _QZEROS: (num_groups, _num_zero_words(given, num_outputs)),
         _SCALES: (num_groups, num_outputs),
         G_IDX: (num_inputs,),
     }
+
+
+def _require_plain_order(given: Described, groups_I: torch.Tensor) -> None:
+    num_inputs = len(groups_I)
+    if not torch.equal(groups_I.long(), torch.arange(num_inputs) // (given.group or num_inputs)):
+        raise UnsupportedModelError(
+            f"{given.name}: the inputs of a matrix are grouped by their activations (desc_act, g_idx), and "
+            "only groups of neighbours are supported"
+        )
 
 
 def _num_zero_words(given: Described, num_outputs: int) -> int:
@@ -84,12 +96,7 @@ def _num_zero_words(given: Described, num_outputs: int) -> int:
 def _decode_gptq(given: Described, tensors: Tensors, sizes: tuple[int, int]) -> Codes:
     num_inputs, middle = sizes[1], 2 ** (given.bits - 1)
     if G_IDX in tensors:
-        plain = torch.arange(num_inputs) // (given.group or num_inputs)
-        if not torch.equal(tensors[G_IDX].long(), plain):
-            raise UnsupportedModelError(
-                f"{given.name}: the inputs of a matrix are grouped by their activations (desc_act, g_idx), and "
-                "only groups of neighbours are supported"
-            )
+        _require_plain_order(given, tensors[G_IDX])
     zeros_SO = _unpacked(tensors[_QZEROS], given.bits).int()
     if given.are_zeros_less_one:
         zeros_SO += 1
