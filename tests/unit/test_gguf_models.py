@@ -284,7 +284,12 @@ def changed(
         ("llama", {"llama.embedding_length": 0}, CheckpointError, "embedding_length is 0"),
         ("llama", {"llama.attention.head_count": 7}, ModelError, "7 heads|refused"),
         ("llama", {"llama.attention.value_length": 32}, UnsupportedModelError, "another size"),
-        ("llama", {"llama.expert_count": 8}, UnsupportedModelError, "a Llama with experts"),
+        (
+            "llama",
+            {"llama.expert_count": 8},
+            UnsupportedModelError,
+            "expert_count is 8, and only",
+        ),
         ("qwen3", {"qwen3.attention.causal": False}, UnsupportedModelError, "see those behind"),
         ("llama", {"llama.rope.dimension_count": 32}, UnsupportedModelError, "a part of each head"),
         ("llama", {"llama.rope.scaling.type": "longrope"}, UnsupportedModelError, "'longrope'"),
@@ -296,6 +301,49 @@ def changed(
         ("phi3", {"phi3.attention.sliding_window": None}, CheckpointError, "sliding_window"),
         ("phi3", {"phi3.rope.scaling.type": "longrope"}, UnsupportedModelError, "are not there"),
         ("llama", {"tokenizer.ggml.tokens": ["a"]}, CheckpointError, "1 tokens, and an embedding"),
+        ("llama", {"general.quantization_version": 3}, UnsupportedModelError, "of version 3, and"),
+        (
+            "llama",
+            {"llama.something.new": [1, 2]},
+            UnsupportedModelError,
+            r"new is \(1, 2\), whi",
+        ),
+        (
+            "llama",
+            {"llama.attention.scale": 0.5},
+            UnsupportedModelError,
+            "scale is 0.5, and only",
+        ),
+        ("llama", {"llama.logit_scale": 4.0}, UnsupportedModelError, "logit_scale is 4.0, and"),
+        ("llama", {"llama.pooling_type": 1}, UnsupportedModelError, "pooling_type is 1, and"),
+        (
+            "qwen2",
+            {"qwen2.attention.sliding_window": 64},
+            UnsupportedModelError,
+            "window is 64, ",
+        ),
+        ("qwen2", {"qwen2.rope.scaling.yarn_ext_factor": 0.5}, UnsupportedModelError, "only -1.0"),
+        ("qwen3", {"qwen3.final_logit_softcapping": 30.0}, UnsupportedModelError, "is 30.0, and"),
+        ("qwen3moe", {"qwen3moe.expert_gating_func": 2}, UnsupportedModelError, "only 1 is read"),
+        ("qwen3moe", {"qwen3moe.expert_weights_scale": 2.5}, UnsupportedModelError, "only 1 is"),
+        ("qwen3moe", {"qwen3moe.expert_group_count": 4}, UnsupportedModelError, "count is 4, "),
+        ("qwen3moe", {"qwen3moe.nextn_predict_layers": 1}, UnsupportedModelError, "only 0 is"),
+        (
+            "gemma2",
+            {"gemma2.attention.sliding_window_pattern": 6},
+            UnsupportedModelError,
+            "one of 6",
+        ),
+        ("gemma2", {"gemma2.rope.freq_base_swa": 9.0}, UnsupportedModelError, "kinds of positions"),
+        (
+            "gemma3",
+            {"gemma3.rope.global.freq_base": 1e6},
+            UnsupportedModelError,
+            "which is not read",
+        ),
+        ("phi3", {"phi3.rope.scaling.factor": 4.0}, UnsupportedModelError, "is 4.0, and only 1"),
+        ("phi3", {"phi3.rope.scaling.attn_factor": 1.2}, UnsupportedModelError, "only 1.0 is"),
+        ("phi3 longrope", {"phi3.rope.scaling.type": "yarn"}, UnsupportedModelError, "by 'yarn'"),
     ],
 )
 def test_keys_that_are_not_read(
@@ -305,6 +353,33 @@ def test_keys_that_are_not_read(
     with pytest.raises(error, match=says) as told:
         Served.open(path)
     assert "\n" not in str(told.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("llama", {".vocab_size": 320, ".rope.scaling.finetuned": True, ".pooling_type": 3}),
+        ("llama", {".tensor_data_layout": "Meta AI original pth", ".expert_count": 0}),
+        ("qwen2", {".attention.sliding_window": 0, ".rope.scaling.yarn_beta_fast": 16.0}),
+        ("qwen3moe", {".expert_gating_func": 1, ".expert_weights_scale": 0.0}),
+        ("qwen3moe", {".expert_weights_norm": True, ".expert_feed_forward_length": 256}),
+        ("qwen2moe", {".expert_weights_norm": False, ".expert_shared_feed_forward_length": 256}),
+        ("gemma2", {".attention.sliding_window_pattern": 2, ".rope.freq_base_swa": 10_000.0}),
+    ],
+)
+def test_keys_that_change_nothing(name: str, values: dict[str, Any], tmp_path: Path) -> None:
+    expected = Checkpoint.open(changed(tmp_path, name, {})).config
+    told = {name.split()[0] + key: value for key, value in values.items()}
+    assert Checkpoint.open(changed(tmp_path, name, told)).config == expected
+
+
+@pytest.mark.parametrize(("name", "norms"), [("qwen2moe", True), ("qwen3moe", False)])
+def test_weights_of_experts_add_up_to_1_where_the_file_says_so(
+    name: str, norms: bool, tmp_path: Path
+) -> None:
+    dense, file = make_gguf(name, ("Q8_0",), norm_topk_prob=norms)
+    file.values[f"{name}.expert_weights_norm"] = norms
+    assert_same(Served.open(file.save(tmp_path / "m.gguf")), dense)
 
 
 def test_tensors_that_are_missing_or_strange(tmp_path: Path) -> None:

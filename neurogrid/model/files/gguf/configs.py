@@ -13,7 +13,7 @@ from typing import Final, TypeAlias
 
 from neurogrid.errors import CheckpointError, UnsupportedModelError
 from neurogrid.model.files.gguf.architectures import EMBEDDING, HEAD
-from neurogrid.model.files.gguf.header import TensorInfo
+from neurogrid.model.files.gguf.header import TensorInfo, Value
 from neurogrid.model.files.gguf.metadata import Metadata
 
 __all__ = ["FactorReader", "config_of"]
@@ -28,19 +28,57 @@ _HEAD_FACTORS, _LONG, _SHORT = (
     "rope_factors_long.weight",
     "rope_factors_short.weight",
 )
-# Settings of the scaling of positions that have no counterpart, so they must be what they are by default.
-_DEFAULT_SCALING: Final = {
-    ".rope.scaling.attn_factor": 1.0,
-    ".rope.scaling.yarn_ext_factor": -1.0,
-    ".rope.scaling.yarn_attn_factor": 1.0,
-    ".rope.scaling.yarn_log_multiplier": 0.0,
+# Keys of an architecture that change no number: sizes that the tensors have themselves, what was done before, and what
+# is of a scaling of positions, or of norms, that would read it.
+_CHANGE_NOTHING: Final = frozenset(
+    {
+        *(".vocab_size", ".tensor_data_layout", ".rope.scaling.finetuned"),
+        *(".expert_feed_forward_length", ".expert_shared_feed_forward_length"),
+        *(".rope.scaling.original_context_length", ".attention.layer_norm_epsilon"),
+        *(".rope.scaling.yarn_beta_fast", ".rope.scaling.yarn_beta_slow"),
+    }
+)
+# Those that change none at these values; at others, and where an architecture does not read them, they are refused.
+_NEUTRAL: Final[Mapping[str, tuple[Value, ...]]] = {
+    ".rope.scaling.factor": (1, 0),
+    ".rope.scale_linear": (1, 0),
+    ".rope.scaling.attn_factor": (1.0,),
+    ".rope.scaling.yarn_ext_factor": (-1.0,),
+    ".rope.scaling.yarn_attn_factor": (1.0,),
+    ".rope.scaling.yarn_log_multiplier": (0.0,),
+    ".attention.scale": (0,),
+    ".attention.clamp_kqv": (0,),
+    ".attention.max_alibi_bias": (0,),
+    ".attention.sliding_window": (0,),
+    ".attention.temperature_scale": (0,),
+    ".attn_logit_softcapping": (0,),
+    ".final_logit_softcapping": (0,),
+    ".logit_scale": (0, 1),
+    ".residual_scale": (0, 1),
+    ".embedding_scale": (0, 1),
+    ".expert_count": (0,),
+    ".expert_used_count": (0,),
+    ".expert_shared_count": (0,),
+    ".expert_weights_scale": (1, 0),
+    # By softmax, or not told.
+    ".expert_gating_func": (1, 0),
+    ".expert_group_count": (0, 1),
+    ".expert_group_used_count": (0, 1),
+    ".leading_dense_block_count": (0,),
+    ".nextn_predict_layers": (0,),
+    ".use_parallel_residual": (False,),
+    # Of the hidden states for an embedding: none, or the last.
+    ".pooling_type": (3, 0),
 }
+# Of the blocks of matrices, since before there was this format.
+_QUANTIZATION_VERSION: Final = 2
 # No length is stretched so far.
 _MAX_FACTOR: Final = 2**20
 # Layers of the one Gemma whose queries are scaled by the hidden size for each head, and not by the size of a head.
 _LARGEST_GEMMA_2: Final = 46
 _LARGEST_GEMMA_3: Final = 62
 _GEMMA_2_WINDOW: Final = 4096
+_GEMMA_2_PATTERN: Final = 2
 _GEMMA_3_PATTERN: Final = 6
 
 
@@ -115,7 +153,12 @@ def config_of(
         raise CheckpointError(
             f"{metadata.where}: {num_tokens} tokens, and an embedding of {vocab_size}: they do not belong together"
         )
-    return {
+    version = metadata.count("general.quantization_version", _QUANTIZATION_VERSION)
+    if version != _QUANTIZATION_VERSION:
+        raise given.refuse(
+            f"its blocks are of version {version}, and those of {_QUANTIZATION_VERSION} are read: convert it anew"
+        )
+    config: _Config = {
         "hidden_size": hidden_size,
         "intermediate_size": metadata.size(".feed_forward_length"),
         "num_hidden_layers": given.num_layers,
@@ -131,6 +174,24 @@ def config_of(
         "pad_token_id": _token(metadata, "padding", vocab_size),
         **_CONFIGS[metadata.architecture](given),
     }
+    _refuse_unread(given)
+    return config
+
+
+def _refuse_unread(given: _Given) -> None:
+    """Refuse keys that nothing has read, unless they change no number."""
+    name = given.metadata.architecture
+    for key, value in given.metadata.unread().items():
+        if key in _CHANGE_NOTHING:
+            continue
+        few = value[:8] if isinstance(value, tuple) else value
+        shown = f"{name}{key} is {repr(few)[:40]}"
+        if key not in _NEUTRAL:
+            raise given.refuse(f"{shown}, which is not read; use its safetensors")
+        if value not in _NEUTRAL[key]:
+            raise given.refuse(
+                f"{shown}, and only {_NEUTRAL[key][0]} is read of it; use its safetensors"
+            )
 
 
 def _token(metadata: Metadata, name: str, vocab_size: int) -> int | None:
@@ -154,9 +215,6 @@ def _rope(given: _Given) -> _Config:
         "rope_type": "default",
         "rope_theta": metadata.number(".rope.freq_base", _DEFAULT_THETA),
     }
-    for key, default in _DEFAULT_SCALING.items():
-        if metadata.number(key, default) != default:
-            raise given.refuse(f"{name}{key} is {metadata.number(key)}, and only {default} is read")
     # The second is what older files have.
     factor = metadata.number(".rope.scaling.factor", metadata.number(".rope.scale_linear", 1.0))
     how = metadata.text(".rope.scaling.type", "linear" if factor not in (0, 1) else "none")
@@ -187,8 +245,6 @@ def _named(name: str, model_type: str) -> _Config:
 
 def _llama(given: _Given) -> _Config:
     metadata, tensors = given.metadata, given.tensors
-    if metadata.count(".expert_count", 0):
-        raise given.refuse("a Llama with experts, which is not read; use its safetensors")
     rope = _rope(given)
     if _HEAD_FACTORS in tensors:
         # Frequencies are divided by these, as Llama 3.1's are, and those of longrope at every length where both of
@@ -232,8 +288,12 @@ def _qwen3(given: _Given) -> _Config:
     }
 
 
-def _experts(given: _Given) -> _Config:
-    """Keys of a mixture: number and size of its experts, by the first layer's shapes, and how many a token has."""
+def _experts(given: _Given, *, are_normalised: bool) -> _Config:
+    """Keys of a mixture: number and size of its experts, by the first layer's shapes, and how many a token has.
+
+    Args:
+        are_normalised: whether their weights add up to 1, where no key says so.
+    """
     num_experts, size, _ = given.tensors["blk.0.ffn_up_exps.weight"].shape
     told = given.metadata.size(".expert_count")
     if told != num_experts:
@@ -246,6 +306,7 @@ def _experts(given: _Given) -> _Config:
         "moe_intermediate_size": size,
         "decoder_sparse_step": 1,
         "mlp_only_layers": [],
+        "norm_topk_prob": given.metadata.flag(".expert_weights_norm", are_normalised),
         "use_sliding_window": False,
     }
 
@@ -254,9 +315,8 @@ def _qwen2moe(given: _Given) -> _Config:
     return {
         **_named("Qwen2Moe", "qwen2_moe"),
         "rope_parameters": _rope(given),
-        **_experts(given),
+        **_experts(given, are_normalised=False),
         "shared_expert_intermediate_size": given.tensors["blk.0.ffn_up_shexp.weight"].shape[0],
-        "norm_topk_prob": False,
     }
 
 
@@ -264,9 +324,8 @@ def _qwen3moe(given: _Given) -> _Config:
     return {
         **_named("Qwen3Moe", "qwen3_moe"),
         "rope_parameters": _rope(given),
-        **_experts(given),
+        **_experts(given, are_normalised=True),
         "attention_bias": False,
-        "norm_topk_prob": True,
     }
 
 
@@ -280,9 +339,20 @@ def _capping(given: _Given, key: str, default: float) -> float | None:
 
 
 def _gemma2(given: _Given) -> _Config:
+    metadata, rope = given.metadata, _rope(given)
+    pattern = metadata.size(".attention.sliding_window_pattern", _GEMMA_2_PATTERN)
+    if pattern != _GEMMA_2_PATTERN:
+        raise given.refuse(
+            f"a sliding window in all layers but one of {pattern}, and of gemma2 one of {_GEMMA_2_PATTERN} is read"
+        )
+    theta = metadata.number(".rope.freq_base", _DEFAULT_THETA)
+    if metadata.number(".rope.freq_base_swa", theta) != theta:
+        raise given.refuse(
+            "two kinds of positions (rope.freq_base_swa), which is not read of gemma2"
+        )
     return {
         **_named("Gemma2", "gemma2"),
-        "rope_parameters": _rope(given),
+        "rope_parameters": rope,
         "hidden_activation": "gelu_pytorch_tanh",
         "query_pre_attn_scalar": _query_scalar(given, _LARGEST_GEMMA_2),
         "sliding_window": given.metadata.size(".attention.sliding_window", _GEMMA_2_WINDOW),
@@ -322,6 +392,9 @@ def _phi3(given: _Given) -> _Config:
         "rope_theta": metadata.number(".rope.freq_base", _DEFAULT_THETA),
         "partial_rotary_factor": turned / given.head_size,
     }
+    how = metadata.text(".rope.scaling.type", "none")
+    if how not in ("none", "longrope"):
+        raise given.refuse(f"positions are scaled by {how[:40]!r}, which is not read of phi3")
     if _LONG in tensors or _SHORT in tensors:
         if not (_LONG in tensors and _SHORT in tensors):
             raise CheckpointError(f"{metadata.where}: has {_LONG!r} or {_SHORT!r}, and not both")
@@ -333,7 +406,7 @@ def _phi3(given: _Given) -> _Config:
         }
         if ".rope.scaling.attn_factor" in metadata:
             rope["attention_factor"] = metadata.number(".rope.scaling.attn_factor")
-    elif metadata.text(".rope.scaling.type", "none") != "none":
+    elif how != "none":
         raise given.refuse("positions are scaled, and the factors are not there: convert it anew")
     return {
         **_named("Phi3", "phi3"),

@@ -35,11 +35,21 @@ class Metadata:
 
     def __init__(self, values: Mapping[str, Value], where: str) -> None:
         self._values = values
+        self._asked: set[str] = set()
         self.where = where
         self.architecture = self.text("general.architecture")
 
     def __contains__(self, key: str) -> bool:
         return self._name(key) in self._values
+
+    def unread(self) -> dict[str, Value]:
+        """Values of the architecture that nothing has asked for, by key as the other methods take it."""
+        prefix = f"{self.architecture}."
+        return {
+            key.removeprefix(self.architecture): value
+            for key, value in self._values.items()
+            if key.startswith(prefix) and key not in self._asked
+        }
 
     def count(self, key: str, default: int | None = None) -> int:
         """A size or a token's id, from 0 on; of an array whose elements are equal, one of those."""
@@ -109,6 +119,7 @@ class Metadata:
         return self.architecture + key if key.startswith(".") else key
 
     def _value(self, key: str, default: Value | None) -> Value:
+        self._asked.add(self._name(key))
         value = self._values.get(self._name(key), default)
         if value is None:
             raise CheckpointError(f"{self.where}: lacks {self._name(key)}")
