@@ -648,6 +648,17 @@ def test_added_tokens_that_no_alphabet_of_bytes_has(tmp_path: Path) -> None:
     assert mine.vocab_size == 320
 
 
+@pytest.mark.parametrize("role", ["padding", "unknown"])
+def test_a_token_of_a_text_stays_one_though_it_is_to_fill_up(role: str, tmp_path: Path) -> None:
+    """As the first of all, "!", in some files, or that which stands for half a character in Phi-4's."""
+    plain = tokenizer_of(tmp_path, "gpt2")
+    mark = tokens_of("gpt2")["tokenizer.ggml.tokens"].index("!")
+    mine = tokenizer_of(tmp_path, "gpt2", **{f"ggml.{role}_token_id": mark})
+    for text in ("the!", "!!", "a cat! the"):
+        assert mine.encode(text) == plain.encode(text)
+        assert mine.decode(mine.encode(text)) == text
+
+
 @pytest.mark.parametrize(("kind", "token"), [("gpt2", "<|endoftext|>"), ("llama", "<s>")])
 def test_a_tokenizer_has_no_tokens_but_those_of_the_file(
     kind: str, token: str, tmp_path: Path
@@ -693,6 +704,16 @@ def test_white_space_behind_the_tokens_of_phi_3_is_theirs(tmp_path: Path) -> Non
         ({"ggml.scores": [1.0]}, CheckpointError, "320 tokens, and 1 scores"),
         ({"ggml.tokens": ["a"] * 320}, CheckpointError, "a token stands twice"),
         ({"chat_template": 1}, CheckpointError, "chat_template is no text"),
+        (
+            {"ggml.add_bos_token": True},
+            CheckpointError,
+            "bos_token is true, and bos_token_id is no",
+        ),
+        (
+            {"ggml.add_eos_token": True, "ggml.eos_token_id": None},
+            CheckpointError,
+            "eos_token is true, and eos_token_id is no",
+        ),
     ],
 )
 def test_tokenizers_that_are_none(

@@ -33,10 +33,12 @@ _FIRST_SPLIT: Final = "gpt-2"
 _WHOLE_WORDS: Final = frozenset(
     {
         *("llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "midm-2.0"),
-        *("lfm2", "tekken"),
+        *("lfm2", "jina-v5-nano", "tekken"),
     }
 )
 _MODELS: Final = ("gpt2", "llama")
+# Roles of tokens that nothing here puts into a text.
+_NEVER_ADDED: Final = frozenset({"unk_token", "pad_token"})
 # Families whose builders put no space before a text, or put one whatever the key says, as their own tokenizers do.
 _OWN_SPACES: Final = frozenset({"gemma2", "gemma3", "phi3"})
 # A family whose added tokens take the white space behind them along, which no key says; and those that do not.
@@ -95,6 +97,7 @@ def make_tokenizer(metadata: Metadata) -> PreTrainedTokenizerBase:
             f"{where}: its tokenizer puts no space before a text, which is not read of {metadata.architecture}"
         )
     adds_bos = model == "llama" or split in _WHOLE_WORDS
+    kinds = given["token_type"]
     special: dict[str, Any] = {
         "add_bos_token": metadata.flag(f"{_PREFIX}add_bos_token", adds_bos),
         "add_eos_token": metadata.flag(f"{_PREFIX}add_eos_token", False),
@@ -106,7 +109,15 @@ def make_tokenizer(metadata: Metadata) -> PreTrainedTokenizerBase:
         ("pad_token", "padding_token_id"),
     ):
         token_id = metadata.count(_PREFIX + key, len(tokens))
-        special[role] = tokens[token_id] if token_id < len(tokens) else None
+        # A token of a text is no other one for being named as that which fills up: it would be left out of texts.
+        is_text = role in _NEVER_ADDED and token_id < len(tokens) and kinds[token_id] == _NORMAL
+        special[role] = tokens[token_id] if token_id < len(tokens) and not is_text else None
+    for name in ("bos", "eos"):
+        key = f"{_PREFIX}add_{name}_token"
+        if special[f"{name}_token"] is None and metadata.flag(key, False):
+            raise CheckpointError(
+                f"{where}: {key} is true, and {name}_token_id is no token of it; convert the model anew"
+            )
     if template := metadata.text("tokenizer.chat_template", ""):
         special["chat_template"] = template
     return _built(metadata.architecture, given, special, where)
