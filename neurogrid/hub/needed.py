@@ -50,9 +50,9 @@ _COMPANIONS: Final = re.compile(
     """,
     re.ASCII | re.VERBOSE,
 )
-# Models in GGUF, whole or in shards; beside them may lie what is none by itself.
+# Models in GGUF, whole or in shards; beside them may lie what is none by itself, told by its name as in a directory.
 _GGUF: Final = re.compile(r"(\w[\w.-]*?)(?:-\d{5}-of-\d{5})?\.gguf", re.ASCII)
-_NO_MODEL: Final = ("mmproj", "imatrix")
+_NO_MODEL: Final = re.compile(r".*mmproj.*|imatrix.*|.*imatrix")
 _MAX_NAMED: Final = 12
 _OTHER_WEIGHTS: Final = (
     ("GGUF in folders", (".gguf",)),
@@ -88,7 +88,7 @@ def _gguf_models(paths: Collection[str]) -> dict[str, list[str]]:
     models: dict[str, list[str]] = {}
     for path in sorted(paths):
         found = _GGUF.fullmatch(path)
-        if found and not any(word in path.lower() for word in _NO_MODEL):
+        if found and not _NO_MODEL.fullmatch(found[1].lower()):
             models.setdefault(found[1], []).append(path)
     return models
 

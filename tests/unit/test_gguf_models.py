@@ -178,9 +178,19 @@ def test_a_whole_model_is_loaded_and_proven(tmp_path: Path) -> None:
 # Where a model is
 
 
+def test_a_model_by_its_importances_is_one(tmp_path: Path) -> None:
+    dense = save_gguf("qwen3", tmp_path / "m-imatrix-Q8_0.gguf")
+    (tmp_path / "imatrix.gguf").write_bytes(b"GGUF")
+    assert_same(Served.open(tmp_path), dense)
+    (tmp_path / "m-imatrix-Q8_0.gguf").unlink()
+    with pytest.raises(CheckpointError, match=r"imatrix.gguf: truncated"):
+        Checkpoint.open(tmp_path)
+
+
 def test_a_directory_with_one_model_is_that_model(tmp_path: Path) -> None:
     save_gguf("qwen3", tmp_path / "m.gguf")
-    (tmp_path / "mmproj-m.gguf").write_bytes(b"GGUF")
+    for name in ("mmproj-m", "M.MMPROJ-F16", "imatrix", "imatrix_m", "m-imatrix", "M.imatrix"):
+        (tmp_path / f"{name}.gguf").write_bytes(b"GGUF")
     checkpoint = Checkpoint.open(tmp_path)
     assert checkpoint.files == {tmp_path / "m.gguf"}
     assert checkpoint.name == tmp_path.name

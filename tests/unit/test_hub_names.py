@@ -154,6 +154,12 @@ def test_which_of_several_models_in_gguf(quant: str, found: list[str]) -> None:
     assert model_path(Path("folder"), needed) == Path("folder", found[0])
 
 
+def test_a_model_by_its_importances_is_one() -> None:
+    paths = ["x-imatrix-Q4_0.gguf", "x-imatrix.gguf", "imatrix_x.gguf", "x-MMPROJ-f16.gguf"]
+    assert needed_files(ModelName("a/b"), paths) == paths[:1]
+    assert needed_files(ModelName("a/b", quant="Q4_0"), paths) == paths[:1]
+
+
 def test_one_model_in_gguf_needs_no_name_and_safetensors_go_before_it() -> None:
     assert needed_files(ModelName("a/b"), ["x-Q8_0.gguf", "README.md"]) == ["x-Q8_0.gguf"]
     both = ["x-Q8_0.gguf", "config.json", "model.safetensors"]

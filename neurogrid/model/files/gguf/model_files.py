@@ -24,8 +24,8 @@ __all__ = ["GgufModel", "gguf_files", "open_model"]
 SUFFIX: Final = ".gguf"
 _SHARD: Final = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")
 _MAX_SHARDS: Final = 1000
-# Beside a model, what makes its images tokens.
-_PROJECTOR: Final = "mmproj"
+# Names of what lies beside models: that which makes their images tokens, and the importance of their weights.
+_NO_MODEL: Final = re.compile(r".*mmproj.*|imatrix.*|.*imatrix")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,9 +61,11 @@ def gguf_files(path: Path) -> list[Path]:
             return _with_shards(path) if path.suffix == SUFFIX else []
         if not path.is_dir() or any(path.glob("*.safetensors")):
             return []
-        found = [file for file in sorted(path.glob(f"*{SUFFIX}")) if _PROJECTOR not in file.name]
+        in_gguf = sorted(path.glob(f"*{SUFFIX}"))
     except OSError as exc:
         raise ConfigurationError(f"{path} cannot be read: {exc.strerror}") from exc
+    # One that is alone is opened, and says what it is.
+    found = [file for file in in_gguf if not _NO_MODEL.fullmatch(file.stem.lower())] or in_gguf
     models = {_model_name(file): file for file in found}
     if len(models) > 1:
         names = ", ".join(file.name for file in list(models.values())[:4])
