@@ -23,6 +23,8 @@ __all__ = ["DownloadProgress", "download", "is_switched_off"]
 logger = logging.getLogger(__name__)
 
 MAX_LINE_BYTES: Final = 64 * 1024
+# That the process has to end, once it has told how, or closed its output.
+ENDING_SECONDS: Final = 10.0
 _TRUE: Final = ("1", "ON", "YES", "TRUE")
 
 
@@ -86,7 +88,10 @@ async def download(name: ModelName, progress: DownloadProgress) -> Path:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(_log_words, process, words)
                 folder = await _follow(process, progress)
+                # All is told, and what is left is its end: also where it does not come, or somebody has its pipes.
+                nursery.cancel_scope.deadline = trio.current_time() + ENDING_SECONDS
         if folder is None:
+            process.kill()
             status = await process.wait()
             raise ConfigurationError(
                 f"the process that fetches models ended with status {status}: {' '.join(words)[:300]}"
@@ -114,7 +119,11 @@ def _environment() -> dict[str, str]:
 
 
 async def _follow(process: trio.Process, progress: DownloadProgress) -> Path | None:
-    """Hand on what the process tells, until it has told how it ended; None where it ended without."""
+    """Hand on what the process tells, until it has told how it ended; None where it ended without.
+
+    Raises:
+        ConfigurationError: it told why it failed, or tells no end of a line.
+    """
     assert process.stdout is not None
     buffer = b""
     while data := await process.stdout.receive_some(MAX_LINE_BYTES):
@@ -138,7 +147,9 @@ async def _follow(process: trio.Process, progress: DownloadProgress) -> Path | N
                 case "ready":
                     return Path(event["path"])
         if len(buffer) > MAX_LINE_BYTES:
-            break
+            raise ConfigurationError(
+                f"the process that fetches models wrote a line of more than {MAX_LINE_BYTES:,} bytes, and was ended"
+            )
     return None
 
 

@@ -144,6 +144,41 @@ async def test_one_of_several_models_in_gguf(hub: Hub, tmp_path: Path) -> None:
     assert hub.gets("x-Q8_0.gguf") == []
 
 
+def told_by(script: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have another process tell how a download goes."""
+    program = folder / "fetching"
+    program.write_text(f"#!/bin/sh\n{script}\n")
+    program.chmod(0o700)
+    monkeypatch.setattr(sys, "executable", str(program))
+    monkeypatch.setattr("neurogrid.hub.download.ENDING_SECONDS", 0.5)
+
+
+@pytest.mark.parametrize("way", ["exec sleep 20", "sleep 20 & exit", "yes"])
+async def test_a_process_that_does_not_end_behind_its_last_word_is_ended(
+    way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor where another has its pipes, or it writes what nobody reads."""
+    told_by(f"""echo '{{"event": "ready", "path": "/there"}}'; {way}""", tmp_path, monkeypatch)
+    assert await fetched() == Path("/there")
+
+
+@pytest.mark.parametrize(
+    ("script", "says"),
+    [
+        ("yes | tr -d '\\n'", "wrote a line of more than 65,536 bytes, and was ended"),
+        ("echo why >&2; exec >&-; exec sleep 20", "ended with status -9: why"),
+        ("echo why >&2; exit 3", "ended with status 3: why"),
+        ("echo why >&2; kill -9 $$", "ended with status -9: why"),
+        ("yes | head -c 300000; yes | head -c 300000 >&2; echo why >&2; exit 3", "status 3: why"),
+    ],
+)
+async def test_a_process_that_does_not_tell_how_it_ended(
+    script: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told_by(script, tmp_path, monkeypatch)
+    assert says in await refused()
+
+
 async def test_weights_in_shards_under_a_revision(hub: Hub) -> None:
     shards = {"model-1.safetensors": WEIGHTS[:99], "model-2.safetensors": WEIGHTS[99:]}
     files = {**FILES, **shards, "model.safetensors.index.json": INDEX}
