@@ -7,6 +7,7 @@ certificate is given.
 from __future__ import annotations
 
 import logging
+import os
 from contextlib import suppress
 
 import pytest
@@ -27,7 +28,8 @@ from neurogrid.p2p.trust import (
 )
 from neurogrid.p2p.trust.gated_peer import GatedPeer
 from neurogrid.p2p.trust.messages import Credentials
-from tests.conformance.admission import Scene, open_host, pair
+from neurogrid.p2p.trust.private_files import locked
+from tests.conformance.admission import Scene, open_host, pair, refusal_of
 from tests.conformance.networks import InMemory, Network, in_memory, until
 from tests.conformance.streams import check_echo, serve_echo
 
@@ -205,3 +207,47 @@ async def test_who_dial_each_other_at_once_spend_one_use(
                 assert len(lines_of(caplog, "has joined as worker, by a ticket")) == 1
                 assert len(lines_of(caplog, "certificate as worker until")) == 1
                 await check_used_up(network, made, scene, coordinator)
+
+
+@in_memory
+async def test_others_are_served_while_the_directory_is_locked(
+    network: Network, scene: Scene, ours: Identity, theirs: Identity
+) -> None:
+    """As by a command that was stopped: whoever joins meanwhile waits for it, and nobody else does."""
+    joining = scene.joining(ticket(scene, ours, max_uses=1))
+    third = Identity.generate()
+    async with (
+        pair(network, (theirs, joining), (ours, issuer(scene, ours))) as (worker, coordinator),
+        open_host(network, third, scene.member(third, WORKER)) as member,
+    ):
+        await network.connect(member, coordinator)
+        async with trio.open_nursery() as nursery:
+            with locked(scene.cluster.directory):
+                nursery.start_soon(network.connect, worker, coordinator)
+                await trio.sleep(1)
+                assert known_of(coordinator, worker).num_exchanges
+                await check_echo(member, coordinator)
+                assert joining.membership.certificate is None
+        await check_members(worker, coordinator, joining)
+
+
+@in_memory
+async def test_who_joins_by_a_directory_that_stays_locked_is_told(
+    network: Network,
+    scene: Scene,
+    ours: Identity,
+    theirs: Identity,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    joining = scene.joining(ticket(scene, ours, max_uses=1))
+    async with pair(network, (theirs, joining), (ours, issuer(scene, ours))) as (
+        worker,
+        coordinator,
+    ):
+        with locked(scene.cluster.directory):
+            refused = await refusal_of(network, worker, coordinator)
+        assert refused.reason == Refusal.NO_ISSUER
+        assert "directory is locked" in str(refused)
+        assert lines_of(caplog, f"(process {os.getpid()} on ")
+        await network.connect(worker, coordinator)
+        await check_members(worker, coordinator, joining)

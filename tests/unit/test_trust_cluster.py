@@ -26,9 +26,8 @@ from neurogrid.p2p.trust import (
     Refusal,
     RefusedError,
     RevocationList,
-    private_files,
 )
-from neurogrid.p2p.trust.private_files import locked, write_private
+from neurogrid.p2p.trust.private_files import DirectoryLockedError, locked, write_private
 from tests.unit.forked import Forked
 from tests.unit.full_disk import full_disk
 from tests.unit.test_trust_formats import OTHER, PEER
@@ -322,18 +321,19 @@ def stop_inside(directory: Path) -> None:
         os.kill(os.getpid(), signal.SIGSTOP)
 
 
+@pytest.mark.parametrize("patience", [0.0, 0.2])
 def test_a_command_that_was_stopped_is_waited_for_with_a_deadline(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+    cluster: Cluster, patience: float
 ) -> None:
-    """It keeps the lock: a coordinator to which somebody comes by a ticket would stand still for it."""
-    monkeypatch.setattr(private_files, "LOCK_TIMEOUT", 0.2)
+    """It keeps the lock."""
     data = cluster.ticket(PEER, [], max_uses=1, now=NOW).token.data
     with Forked(stop_inside, cluster.directory, stdout=subprocess.PIPE) as process:
         try:
             assert process.stdout is not None
             assert process.stdout.readline() == "locked\n"
-            with pytest.raises(ConfigurationError, match=rf"process {process.pid} on .*kill -CONT"):
-                cluster.redeem(data, PEER, now=NOW, lifetime=60)
+            told = rf"process {process.pid} on .*kill -CONT"
+            with pytest.raises(DirectoryLockedError, match=told):
+                cluster.redeem(data, PEER, now=NOW, lifetime=60, patience=patience)
         finally:
             process.send_signal(signal.SIGCONT)
     assert process.returncode == 0

@@ -82,6 +82,7 @@ class Admission(ABC):
 
         Raises:
             RefusedError: it is not admitted.
+            DirectoryLockedError: that cannot be said at this moment: ask again.
         """
 
     def verify(self, peer_id: str, role: str, certificate: bytes) -> None:  # noqa: B027 - by default nothing

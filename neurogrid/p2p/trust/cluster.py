@@ -44,6 +44,7 @@ from neurogrid.p2p.trust.limits import (
 from neurogrid.p2p.trust.membership import Membership
 from neurogrid.p2p.trust.names import WORKER, is_peer_id, is_role
 from neurogrid.p2p.trust.private_files import (
+    LOCK_TIMEOUT,
     check_writable,
     is_there,
     locked,
@@ -210,20 +211,32 @@ class Cluster:
             membership.take_certificate(self.issue(peer_id, role, lifetime=lifetime, now=moment))
         return membership
 
-    def redeem(self, data: bytes, peer_id: str, *, now: float, lifetime: float) -> Certificate:
+    def redeem(
+        self,
+        data: bytes,
+        peer_id: str,
+        *,
+        now: float,
+        lifetime: float,
+        patience: float = LOCK_TIMEOUT,
+    ) -> Certificate:
         """The certificate that a join token promises to a peer that shows it.
 
         A token with a limited number of uses gives a peer that shows it again the same certificate again, while that
         is valid, and no use is spent. One without a limit gives another each time.
 
+        Args:
+            patience: as for `locked`.
+
         Raises:
             RefusedError: the token is none of ours, expired, void or used up, or the peer or its certificate was
                 revoked.
+            DirectoryLockedError: another process changes the directory.
             ConfigurationError: the directory cannot be read or written.
         """
         token = JoinToken.decode(data, self.public_key)
         token.check(now=now, clock_skew=0.0)  # the clock that it was made by
-        with locked(self.directory):
+        with locked(self.directory, patience=patience):
             revocations = self.revocations()
             revocations.check_token(token)
             given = self._given(token, peer_id, now=now)
@@ -399,13 +412,16 @@ class Cluster:
                 old.peer_ids - peers, old.serials - numbers, old=old, void_below=old.void_below
             )
 
-    def learn(self, revocations: RevocationList) -> None:
+    def learn(self, revocations: RevocationList, *, patience: float = LOCK_TIMEOUT) -> None:
         """Go on from a list that another host which holds this cluster has made, if it is newer.
 
+        Args:
+            patience: as for `locked`.
+
         Raises:
-            ConfigurationError: the directory cannot be read or written.
+            ConfigurationError: the directory cannot be read or written, or another process changes it.
         """
-        with locked(self.directory):
+        with locked(self.directory, patience=patience):
             if revocations.version > self.revocations().version:
                 write_private(self.directory / "revocations", revocations.data)
 

@@ -28,6 +28,7 @@ from neurogrid.p2p.trust.limits import (
 from neurogrid.p2p.trust.membership import Membership
 from neurogrid.p2p.trust.messages import Credentials
 from neurogrid.p2p.trust.names import is_role
+from neurogrid.p2p.trust.private_files import DirectoryLockedError
 from neurogrid.p2p.trust.refusal import Refusal, RefusedError
 from neurogrid.p2p.trust.revocation import RevocationList
 from neurogrid.p2p.trust.ticket import Ticket
@@ -267,6 +268,8 @@ class ClusterAdmission(Admission):
             self._issuer.revocations().check_token(token)
             if certificate is None or not self._is_good(peer_id, certificate):
                 certificate = self._redeem(self._issuer, token, peer_id)
+        except DirectoryLockedError:
+            raise
         except ConfigurationError as exc:
             logger.error("cannot give %s a certificate: %s", peer_id, exc)
             raise RefusedError(
@@ -275,7 +278,9 @@ class ClusterAdmission(Admission):
         return _admitted(certificate, is_issuer=False, is_new=True)
 
     def _redeem(self, issuer: Cluster, token: JoinToken, peer_id: str) -> Certificate:
-        certificate = issuer.redeem(token.data, peer_id, now=self._clock(), lifetime=self._lifetime)
+        certificate = issuer.redeem(
+            token.data, peer_id, now=self._clock(), lifetime=self._lifetime, patience=0.0
+        )
         logger.info("%s has joined as %s, by a ticket", peer_id, certificate.role)
         self._joined[token.serial, peer_id] = certificate
         if len(self._joined) > MAX_JOINED:
@@ -345,7 +350,7 @@ class ClusterAdmission(Admission):
             if self.membership.take_revocations(revocations):
                 _log_news(revocations)
             elif revocations.version < self.membership.revocations.version:
-                self._issuer.learn(self.membership.revocations)
+                self._issuer.learn(self.membership.revocations, patience=0.0)
         certificate = self.membership.certificate
         if certificate is None:
             return False
@@ -373,7 +378,7 @@ class ClusterAdmission(Admission):
             self.membership.take_revocations(revocations)
         if self._issuer is not None:
             with _tried_again("the revocations"):
-                self._issuer.learn(revocations)
+                self._issuer.learn(revocations, patience=0.0)
         _log_news(revocations)
         self._changed()
 

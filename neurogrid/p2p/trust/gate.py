@@ -52,6 +52,7 @@ from neurogrid.p2p.trust.messages import (
     say_no,
     write_frames,
 )
+from neurogrid.p2p.trust.private_files import LOCK_AGAIN, LOCK_TIMEOUT, DirectoryLockedError
 from neurogrid.p2p.trust.refusal import SILENCE, NotAdmittedError, Refusal, RefusedError
 from neurogrid.p2p.trust.refusal_log import RefusalLog
 
@@ -392,7 +393,7 @@ class Gate:
         """
         try:
             shown = Credentials.decode(await read_frame(stream))
-            admitted = self._admission.judge(stream.peer_id, shown)
+            admitted = await self._admit(stream.peer_id, shown)
             if issued:
                 self._admission.take_issued(issued, admitted)
             return admitted
@@ -401,6 +402,23 @@ class Gate:
             self._note(stream.peer_id, peer, refused)
             await say_no(stream, refused)
             raise refused from exc
+
+    async def _admit(self, peer_id: str, shown: Credentials) -> Admitted:
+        """Have the policy judge. A process that has its directory locked is waited for here, where others go on.
+
+        Raises:
+            RefusedError: it does not admit the peer, or has not said in time.
+        """
+        until = trio.current_time() + LOCK_TIMEOUT
+        while True:
+            try:
+                return self._admission.judge(peer_id, shown)
+            except DirectoryLockedError as exc:
+                if trio.current_time() >= until:
+                    logger.error("cannot give %s a certificate: %s", peer_id, exc)
+                    text = "the issuer's directory is locked; its log says by which process"
+                    raise RefusedError(Refusal.NO_ISSUER, text) from exc
+            await trio.sleep(LOCK_AGAIN)
 
     async def _read_verdict(self, stream: Stream) -> bytes:
         """Read what the peer says of us; the certificate that it has issued for us, or nothing.

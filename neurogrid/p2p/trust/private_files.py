@@ -17,6 +17,9 @@ from neurogrid.errors import ConfigurationError
 from neurogrid.p2p.trust.certificate import format_time
 
 __all__ = [
+    "LOCK_AGAIN",
+    "LOCK_TIMEOUT",
+    "DirectoryLockedError",
     "check_writable",
     "holder_of",
     "is_there",
@@ -33,6 +36,10 @@ __all__ = [
 LOCK_TIMEOUT: Final = 5.0
 LOCK_AGAIN: Final = 0.01
 MAX_HOLDER_BYTES: Final = 4096
+
+
+class DirectoryLockedError(ConfigurationError):
+    """Another process changes what is in a directory at this moment."""
 
 
 def make_private_directory(path: Path) -> None:
@@ -151,19 +158,24 @@ def read_private(path: Path, max_bytes: int) -> bytes | None:
 
 
 @contextmanager
-def locked(directory: Path) -> Iterator[None]:
+def locked(directory: Path, *, patience: float = LOCK_TIMEOUT) -> Iterator[None]:
     """Keep other processes from changing what is in the directory; they wait, and not for long.
 
+    Args:
+        patience: seconds that the lock is waited for. That blocks: 0 where others are served meanwhile, whose caller
+            asks again.
+
     Raises:
-        ConfigurationError: the lock cannot be had; says who has it.
+        DirectoryLockedError: another process has it; says which one.
+        ConfigurationError: the lock cannot be had.
     """
     descriptor = open_private(directory / "lock")
     try:
         try:
-            if not _lock(descriptor, until=time.monotonic() + LOCK_TIMEOUT):
-                raise ConfigurationError(
-                    f"cannot lock {directory}: another process has changed what is in it for {LOCK_TIMEOUT:g} s "
-                    f"({holder_of(descriptor)}): if it was stopped, let it go on (kill -CONT), or end it"
+            if not _lock(descriptor, until=time.monotonic() + patience):
+                raise DirectoryLockedError(
+                    f"cannot lock {directory}: another process changes what is in it ({holder_of(descriptor)}): if it "
+                    "was stopped, let it go on (kill -CONT), or end it"
                 )
         except OSError as exc:
             raise ConfigurationError(f"cannot lock {directory}: {exc.strerror}") from exc
@@ -179,8 +191,7 @@ def locked(directory: Path) -> Iterator[None]:
 
 
 def _lock(descriptor: int, *, until: float) -> bool:
-    """Whether the lock could be had. It is asked for again and again: a process that was stopped keeps its locks, and
-    a host must not stand still for it."""
+    """Whether the lock could be had. It is asked for again and again: a process that was stopped keeps its locks."""
     while True:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
