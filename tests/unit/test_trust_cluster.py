@@ -315,6 +315,19 @@ def test_two_that_write_a_file_at_once_both_write_it_whole(
     assert list(tmp_path.iterdir()) == [path]
 
 
+def test_what_a_killed_process_left_of_a_file_goes_with_the_next_one(tmp_path: Path) -> None:
+    path = tmp_path / "cluster.key"
+    left, fresh, other = (
+        tmp_path / f"{name}.new" for name in ("cluster.key-1", "cluster.key-2", "ticket-1")
+    )
+    for file in (left, fresh, other):
+        file.write_bytes(b"half of a key")
+    for file in (left, other):
+        os.utime(file, (0, 0))
+    write_private(path, b"a key")
+    assert set(tmp_path.iterdir()) == {path, fresh, other}
+
+
 def stop_inside(directory: Path) -> None:
     with locked(directory):
         print("locked", flush=True)

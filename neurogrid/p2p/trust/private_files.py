@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import glob
 import json
 import os
 import platform
@@ -36,6 +37,8 @@ __all__ = [
 LOCK_TIMEOUT: Final = 5.0
 LOCK_AGAIN: Final = 0.01
 MAX_HOLDER_BYTES: Final = 4096
+# A file that is written is renamed within milliseconds: one that is not by then was left by a process that was killed.
+LEFT_AFTER: Final = 3600.0  # seconds
 
 
 class DirectoryLockedError(ConfigurationError):
@@ -90,6 +93,7 @@ def write_private(path: Path, data: bytes) -> None:
         except BaseException:  # it may be a key
             Path(new).unlink(missing_ok=True)
             raise
+        _remove_left(path)
         _sync(path.parent)
     except OSError as exc:
         raise ConfigurationError(f"cannot write {path}: {exc.strerror}") from exc
@@ -126,6 +130,14 @@ def _give_to_owner(descriptor: int, directory: Path) -> None:
     if os.geteuid() == 0:
         owner = directory.stat()
         os.fchown(descriptor, owner.st_uid, owner.st_gid)
+
+
+def _remove_left(path: Path) -> None:
+    """Remove what processes that were killed while they wrote this file have left beside it: it may be a key."""
+    for left in path.parent.glob(f"{glob.escape(path.name)}-*.new"):
+        with suppress(OSError):  # another process does the same
+            if time.time() - left.stat().st_mtime > LEFT_AFTER:
+                left.unlink()
 
 
 def _sync(directory: Path) -> None:
