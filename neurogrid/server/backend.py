@@ -98,6 +98,14 @@ class Backend:
             APIError: 503, it did not come.
         """
 
+    async def remove_adapter(self, name: str) -> bool:
+        """Serve an adapter no longer; False where there is none of that name.
+
+        Raises:
+            APIError: 503, there is no coordinator yet, or none any more.
+        """
+        return self.coordinator.adapters.remove(name)
+
     @property
     def names(self) -> Collection[str]:
         """Names of the coordinator's model and adapters, as far as they are known."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
@@ -149,6 +149,20 @@ class ServedModel(Backend):
                 self._residency.ended(self.name, now)
                 self.count(now)
                 self._changed.set()
+
+    async def remove_adapter(self, name: str) -> bool:
+        """Serve an adapter no longer: a model that is not open stays so, and is opened without it later."""
+        while self.state is ModelState.OPENING:  # perhaps it has read the adapter already
+            await self._changed.wait()
+        if self._coordinator is not None:
+            return self._coordinator.adapters.remove(name)
+        left = {other: place for other, place in self.adapters.items() if other != name}
+        was_there = len(left) < len(self.adapters)
+        if self.remembered is not None:
+            self.remembered = replace(self.remembered, adapters=left)
+        else:
+            self.kept_adapters = left
+        return was_there
 
     def remember(self, coordinator: Coordinator, listed: Sequence[Mapping[str, object]]) -> None:
         """Note what is told of it while it is not open.

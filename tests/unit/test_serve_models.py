@@ -85,6 +85,7 @@ async def test_under_the_name_of_an_adapter_that_was_added_is_that_or_nothing(
         progress=Progress,
     )
     place = opener.places["embedded"] = ModelOptions(options)
+    model.kept_adapters = adapters_of(options)
     app = make_app(adapter_routes(models, root, additions))
 
     async def asked(method: str, which: str = "", **body: Any) -> Answered:
@@ -118,8 +119,12 @@ async def test_under_the_name_of_an_adapter_that_was_added_is_that_or_nothing(
         assert (await asked("DELETE", "/goes")).status == 200
         assert (await asked("POST", name="changes", path="changes")).status == 200
     caplog.clear()
+    models.begun()  # while it is not open, which it stays
+    for name, status in (("own", 200), ("changes", 200), ("changes", 404)):
+        assert (await asked("DELETE", f"/{name}")).status == status
+    assert set(model.names) == {"embedded", "stays"}
     async with serving() as names:
-        assert names == {"own", "stays", "changes"}
+        assert names == {"stays"}
     assert not caplog.records
 
 

@@ -260,6 +260,7 @@ class _Opener:
         name, place = model.name, self.places[model.name]
         if place.kept is not None:
             await self._find_again(place, place.kept)
+        place.keep_adapters(model.adapters)  # some may have been removed while it was not open
         self._first_name = self._first_name or name
         is_first = name == self._first_name
         settings = self._settings(place.options, model, is_first=is_first)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from neurogrid.server.backend import Backend
 from neurogrid.server.models import ServedModel
 from neurogrid.server.ollama.model_facts import listed
+from neurogrid.server.ollama.request_reader import TAG
 
 __all__ = ["running", "tagged"]
 
@@ -17,7 +18,11 @@ def tagged(backend: Backend) -> list[dict[str, object]]:
     if backend.is_there:
         return listed(backend.coordinator)
     known = backend.remembered if isinstance(backend, ServedModel) else None
-    return [dict(entry) for entry in known.listed] if known is not None else []
+    if known is None:
+        return []
+    # Adapters may have been removed since.
+    names = {*backend.names, *(name + TAG for name in backend.names)}
+    return [dict(entry) for entry in known.listed if entry["name"] in names]
 
 
 def running(backend: Backend) -> list[dict[str, object]]:

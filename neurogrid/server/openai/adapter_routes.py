@@ -94,12 +94,10 @@ def adapter_routes(
         name = str(request.path_params["name"])
         backends.require_one()
         backend = next((each for each in backends.all() if name in each.names), None)
-        if backend is not None:
-            await backend.wake()
         async with changing:
             with keeping():
                 was_kept = await kept.forget_adapter(name)
-            is_served = backend is not None and backend.coordinator.adapters.remove(name)
+            is_served = backend is not None and await backend.remove_adapter(name)
         if not (was_kept or is_served):
             raise APIError(
                 404, f"there is no adapter {name[:100]!r}", param="name", code="adapter_not_found"
