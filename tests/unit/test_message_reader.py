@@ -216,12 +216,26 @@ def test_an_object_tells_its_name_before_its_arguments(
         *("[1]", "{1}", '{"name" 1}', '{"name":,}', '{"a": 1}', '{"name": ""}'),
         # Half of a surrogate pair, which no answer could tell.
         *('{"name": "f\\ud83d"}', '{"name": "f", "arguments": "{\\"a\\": \\"\\ud83d\\"}"}'),
+        # Twice what there can be once.
+        '{"name": "f", "arguments": {"a": 1}, "parameters": {"a": 2}}',
+        '{"arguments": "{}", "arguments": {}, "name": "f"}',
+        '{"name": "f", "name": "g"}',
     ],
 )
 def test_an_object_that_is_no_call_is_broken(text: str) -> None:
     reader = CallObject("arguments")
     reader.push(text)
     assert reader.is_broken
+
+
+@pytest.mark.parametrize("size", [0, 1, 4])
+def test_arguments_that_come_twice_are_never_told_as_one(size: int) -> None:
+    text = (
+        '<tool_call>\n{"name": "time", "arguments": {"a": 1}, "parameters": {"b": 2}}\n</tool_call>'
+    )
+    content, _, told, _ = read(form_of("hermes"), text, size=size)
+    assert told in ([], [("time", '{"a": 1}')])
+    assert '"b": 2' in content
 
 
 def test_templates_are_recognised_by_their_text() -> None:

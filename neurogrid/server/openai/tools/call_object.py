@@ -164,6 +164,11 @@ class CallObject:
         read, self._read = self._read, ""
         if self._at is _At.KEY:
             self._key, self._at = str(_parsed(read)), _At.COLON
+            # A second time: what was told cannot be taken back, and two objects one after the other are no JSON.
+            is_name, is_arguments = self._key == "name", self._key in self._keys
+            self.is_broken = (is_name and self.name is not None) or (
+                is_arguments and self._has_arguments
+            )
             return rest, ""
         self._at = _At.COMMA
         return rest, piece if is_streamed else self._value_ended(read)
