@@ -14,7 +14,7 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
-from neurogrid.errors import CheckpointError
+from neurogrid.errors import CheckpointError, ConfigurationError
 from neurogrid.model.embedded import embedded_model_path
 from neurogrid.model.files.tokenizer import Tokenizer
 
@@ -310,6 +310,24 @@ def test_a_template_of_a_processor(tmp_path: Path, told: object) -> None:
     assert subject.chat_template_text() == "{{ messages[0].content }}!"
     if not isinstance(told, str):
         assert subject.chat_template_text(tools=True) == "{{ tools }}"
+
+
+def test_templates_of_which_none_is_the_default(tmp_path: Path) -> None:
+    """A conversation with tools has its own; any other is refused, and says what there is."""
+    save(tmp_path)
+    told = {
+        "rag": "{{ documents }}",
+        "tool_use": "{{ tools[0].function.name }}: {{ messages[0].content }}",
+    }
+    (tmp_path / "chat_template.json").write_text(json.dumps({"chat_template": told}))
+    subject = Tokenizer.open(tmp_path)
+    messages = [{"role": "user", "content": "Hm."}]
+    tools = [{"type": "function", "function": {"name": "time"}}]
+    assert subject.chat_template_text() == ""
+    assert not subject.template_names("documents")
+    with pytest.raises(ConfigurationError, match=r"\(rag, tool_use\), and none called default"):
+        subject.chat_text(messages)
+    assert subject.chat_text(messages, variables={"tools": tools}) == "time: Hm."
 
 
 @pytest.mark.parametrize("told", [None, 1, {"default": None}, [{"name": "default"}], ["{{ a }}"]])

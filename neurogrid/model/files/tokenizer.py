@@ -155,9 +155,10 @@ class Tokenizer:
         Args:
             tools: of the one for conversations with tools, where a checkpoint has one of its own for them.
         """
-        if not self.has_chat_template:
-            return ""
-        return str(self._backend.get_chat_template(tools=[] if tools else None))
+        told = self._backend.chat_template
+        if isinstance(told, dict):  # which transformers refuses where none of these is there
+            told = told.get("tool_use" if tools and "tool_use" in told else "default")
+        return str(told or "")
 
     def template_names(self, name: str, *, tools: bool = False) -> bool:
         """Whether the text of the chat template has `name` in it: a variable that it does not name changes nothing."""
@@ -189,6 +190,12 @@ class Tokenizer:
             raise ConfigurationError(
                 "this model has no chat template: let it continue a text, or put chat_template.jinja "
                 "beside its tokenizer.json"
+            )
+        if not self.chat_template_text(tools=bool(variables and "tools" in variables)):
+            names = ", ".join(sorted(self._backend.chat_template))
+            raise ConfigurationError(
+                f"this model has several chat templates ({names}), and none called default, which is the one for "
+                "these messages: call one of them so where its tokenizer has them"
             )
         if self._takes_parts():
             messages = [_in_parts(message) for message in messages]
