@@ -24,6 +24,12 @@ logger = logging.getLogger(__name__)
 
 # Of a model of the start for which there is no room beside the others.
 _STANDS_BY: Final = "%s stands by until somebody asks for it and another model gives way: %s"
+# The same, where that would not be enough: others than this server have the memory.
+_LACKS_MEMORY: Final = (
+    "%s is tried again when asked for; no model gives way, as it would not fit then either: %s"
+)
+# What workers give back may be somewhat more than what was planned with.
+_MARGIN: Final = 1.25
 
 
 class ModelOpener(Protocol):
@@ -34,6 +40,10 @@ class ModelOpener(Protocol):
 
     def forget(self, name: str) -> None:
         """A model is not to be opened again."""
+
+    @property
+    def held_bytes(self) -> int:
+        """Memory that the open models hold, on all machines together."""
 
 
 class ModelKeeper:
@@ -115,10 +125,13 @@ class ModelKeeper:
         except NeuroGridError as exc:
             now = trio.current_time()
             if not is_open and _lacks_room(exc) and (self._gives_way or not is_given):
-                residency.no_room(name, now, str(exc))
+                held = self._opener.held_bytes
+                others_may_do = _missing_bytes(exc) <= _MARGIN * held
+                residency.no_room(name, now, str(exc), others_may_do=others_may_do)
                 has_failed = residency.is_known(name) and model.state is ModelState.FAILED
-                if not has_failed:
-                    logger.log(logging.WARNING if is_given else logging.INFO, _STANDS_BY, name, exc)
+                if held or not has_failed:
+                    text = _LACKS_MEMORY if has_failed else _STANDS_BY
+                    logger.log(logging.WARNING if is_given else logging.INFO, text, name, exc)
                     return
             if is_given and not is_open:
                 raise
@@ -138,3 +151,8 @@ def _lacks_room(error: NeuroGridError) -> bool:
         isinstance(cause, PeerRefusedError)
         and cause.code in (ErrorCode.BUSY, ErrorCode.OUT_OF_MEMORY)
     )
+
+
+def _missing_bytes(error: NeuroGridError) -> int:
+    """Memory that a model lacks, as far as that is known."""
+    return error.needed - error.available if isinstance(error, CapacityError) else 0

@@ -154,6 +154,18 @@ def test_where_no_other_has_room_either_it_failed() -> None:
     assert residency.next(31.0) == [Open("a")]
 
 
+def test_nothing_is_put_down_for_one_that_would_not_fit_then() -> None:
+    residency = opened("a")
+    residency.add("b", 0.0, is_wanted=True)
+    assert residency.next(0.0) == [Open("b")]
+    residency.no_room("b", 1.0, "too large", others_may_do=False)
+    assert residency.state("b") is ModelState.FAILED
+    residency.asked("b", 100.0)
+    assert residency.next(100.0) == [Open("b")]
+    residency.no_room("b", 101.0, "too large", others_may_do=False)
+    assert residency.next(101.0) == []
+
+
 def test_one_that_is_removed_is_closed_and_forgotten() -> None:
     residency = opened("a", "b")
     residency.began("a", 1.0)

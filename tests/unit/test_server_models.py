@@ -47,6 +47,7 @@ class World:
         kept: names that are to be found again at the next start.
         places: names that are taken, of models that are there.
         loaded: other models than the embedded one, by name.
+        needed: bytes that one needs for which there is no room; each that is open holds one, and one is left.
     """
 
     room: int = 9
@@ -58,6 +59,11 @@ class World:
     text: dict[str, str] = field(default_factory=dict)
     places: set[str] = field(default_factory=set)
     loaded: dict[str, LoadedModel] = field(default_factory=dict)
+    needed: int = 2
+
+    @property
+    def held_bytes(self) -> int:
+        return len(self.open_now)
 
     @asynccontextmanager
     async def open(self, model: ServedModel) -> AsyncIterator[Any]:
@@ -66,7 +72,10 @@ class World:
         if name in self.broken:
             raise self.broken[name]
         if len(self.open_now) >= self.room:
-            raise CapacityError(f"{name} needs 2 B, and 1 B is left", needed=2, available=1)
+            needed = self.needed
+            raise CapacityError(
+                f"{name} needs {needed} B, and 1 B is left", needed=needed, available=1
+            )
         loaded = replace(self.loaded.get(name) or load_embedded(), name=name)
         told = Told(loaded, text=self.text.get(name, f" says {name}."))
         self.opened.append(name)
@@ -242,6 +251,27 @@ async def test_an_idle_one_gives_way_and_comes_back(autojump_clock: MockClock) -
         assert await served.states() == {"a": "ready", "b": "idle"}
 
     await serve(World(room=1), ("a", "b"), use)
+
+
+async def test_none_gives_way_where_that_would_not_be_enough(autojump_clock: MockClock) -> None:
+    """As where another coordinator has the workers' memory."""
+
+    async def use(served: Served) -> None:
+        assert await served.states() == {"a": "ready", "b": "failed"}
+        for _ in range(3):
+            await trio.sleep(LIMITS.idle_after)
+            answer = await served.says("b")
+            assert (answer.status, answer.error["code"]) == (503, "model_not_ready")
+            assert "b needs 5 B" in answer.error["message"]
+            assert await served.states() == {"a": "ready", "b": "failed"}
+        assert served.world.opened == ["a"]
+        refused = await served.post("/v1/models", model="c")
+        assert (refused.status, refused.error["code"]) == (400, "model_refused")
+        served.world.room = 2
+        await trio.sleep(LIMITS.retry_after)
+        assert (await served.says("b")).status == 200
+
+    await serve(World(room=1, needed=5), ("a", "b"), use)
 
 
 async def test_one_whose_files_are_gone_is_served_and_takes_no_other_along(

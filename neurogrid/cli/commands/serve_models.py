@@ -194,6 +194,10 @@ class _Opener:
         self.places.pop(name, None)
         self._sharing.forget(name)
 
+    @property
+    def held_bytes(self) -> int:
+        return sum(sum(by_peer.values()) for by_peer in self._sharing.held().values())
+
     def _place_of(self, place: str) -> Path:
         from neurogrid.hub.cache import cached_snapshot
 

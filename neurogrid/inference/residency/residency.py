@@ -157,8 +157,12 @@ class Residency:
         model.used_at, model.is_wanted, model.lacks_room = now, False, False
         self._turn(model, ModelState.READY, now)
 
-    def no_room(self, name: str, now: float, reason: str) -> None:
-        """A model found no room. Where no other has any, it will find none later: it failed."""
+    def no_room(self, name: str, now: float, reason: str, *, others_may_do: bool = True) -> None:
+        """A model found no room. Where no other has any, it will find none later: it failed.
+
+        Args:
+            others_may_do: False where it would find none either if all others gave way.
+        """
         model = self._models[name]
         model.is_wanted = False
         if now - self._freed_at < self.limits.settling:
@@ -166,7 +170,7 @@ class Residency:
             self._turn(model, ModelState.IDLE, now, reason)
             self._forget_left(name)
             return
-        if not any(self._holding(besides=name)):
+        if not (others_may_do and any(self._holding(besides=name))):
             self.failed(name, now, reason)
             return
         model.lacks_room = True
