@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import pytest
 
 from neurogrid.inference.generation.loaded_model import LoadedModel
+from neurogrid.server.openai import token_routes
+from neurogrid.server.openai.answer_shapes import dump
 from tests.unit.asgi_client import Answered, run
 from tests.unit.told_coordinator import Told, load_embedded, message, served
 
@@ -39,6 +42,23 @@ def test_a_text_and_back(model: LoadedModel) -> None:
     assert verbatim.endswith(text)
     assert verbatim != text
     assert asked(model, "/detokenize", tokens=[]).json == {"prompt": ""}
+
+
+def test_a_long_answer_is_written_where_it_holds_up_nobody(
+    model: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: list[threading.Thread] = []
+
+    def dump_seen(value: object) -> bytes:
+        threads.append(threading.current_thread())
+        return dump(value)
+
+    monkeypatch.setattr(token_routes, "dump", dump_seen)
+    for text in ("A class", "A class " * 8192):
+        answer = asked(model, "/tokenize", prompt=text, return_token_strs=True).json
+        assert answer["count"] == len(answer["tokens"]) == len(answer["token_strs"])
+    assert threads[0] is threading.main_thread()
+    assert threads[1] is not threading.main_thread()
 
 
 def test_a_conversation_by_its_template(model: LoadedModel) -> None:

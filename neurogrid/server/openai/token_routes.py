@@ -15,6 +15,7 @@ from starlette.routing import BaseRoute, Route
 from neurogrid.inference.generation.coordinator import Coordinator
 from neurogrid.server.backend import Backends
 from neurogrid.server.errors import APIError
+from neurogrid.server.openai.answer_shapes import dump
 from neurogrid.server.openai.json_route import JsonRoute
 from neurogrid.server.openai.not_offered import NOT_IN_CHATS, refuse_fields, refuse_messages
 from neurogrid.server.openai.request_reader import chat_prompt, encode_text, read_model_name
@@ -23,6 +24,8 @@ from neurogrid.server.schema_check import check
 
 __all__ = ["token_routes"]
 
+# Above it an answer is written in a thread: of a body full of text it takes a second.
+MAX_INLINE_TOKENS = 4096
 # Refused in a conversation, as in a chat; what the tokenizer adds is asked for by name here.
 _NOT_OFFERED = {
     name: values for name, values in NOT_IN_CHATS.items() if name != "add_special_tokens"
@@ -67,14 +70,17 @@ async def _tokenize(body: Mapping[str, Any], coordinator: Coordinator) -> Respon
     token_strs = None
     if body.get("return_token_strs"):
         token_strs = await trio.to_thread.run_sync(model.tokenizer.names, token_ids)
-    return JSONResponse(
-        {
-            "count": len(token_ids),
-            "max_model_len": model.max_seq_len,
-            "tokens": token_ids,
-            "token_strs": token_strs,
-        }
-    )
+    told = {
+        "count": len(token_ids),
+        "max_model_len": model.max_seq_len,
+        "tokens": token_ids,
+        "token_strs": token_strs,
+    }
+    if len(token_ids) > MAX_INLINE_TOKENS:
+        written = await trio.to_thread.run_sync(dump, told)
+    else:
+        written = dump(told)
+    return Response(written, media_type="application/json")
 
 
 async def _detokenize(body: Mapping[str, Any], coordinator: Coordinator) -> Response:
