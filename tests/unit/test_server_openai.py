@@ -25,16 +25,17 @@ from neurogrid.errors import CapacityError, ModelError, NeuroGridError, NoRouteE
 from neurogrid.inference.generation.adapters import ServedAdapter
 from neurogrid.inference.generation.coordinator import Coordinator
 from neurogrid.inference.generation.loaded_model import LoadedModel
-from neurogrid.inference.generation.sampling import derived_seed
+from neurogrid.inference.generation.sampling import Logprobs, derived_seed
 from neurogrid.inference.generation.sampling_params import MAX_SEED, SamplingParams
 from neurogrid.model.adapters import AdapterSource
 from neurogrid.server.app import make_app
 from neurogrid.server.backend import Backend
 from neurogrid.server.http.guard import Access
+from neurogrid.server.openai import answer as answering
 from neurogrid.server.openai import image_parts
 from neurogrid.server.openai.adapter_routes import adapter_routes
 from neurogrid.server.openai.answer import READ_TIMEOUT
-from neurogrid.server.openai.answer_shapes import ChatShape
+from neurogrid.server.openai.answer_shapes import ChatShape, CompletionShape
 from neurogrid.server.openai.answer_writer import Piece
 from neurogrid.server.openai.paths import OPENAI_PATHS
 from neurogrid.server.openai.request_schemas import MAX_CHOICES
@@ -668,6 +669,32 @@ def test_texts_that_are_long_together_are_tokenised_elsewhere(
     monkeypatch.setattr(tokenizer, "decode", decode_some)
     refused = asked(coordinator, prompt=[7] * 100_000, echo=True)
     assert refused.error["code"] == "context_length_exceeded"
+
+
+def test_many_log_probabilities_are_written_elsewhere(
+    model: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class WithLogprobs(Told):
+        async def generate_tokens(self, *args: Any, **more: Any) -> Any:
+            async with aclosing(super().generate_tokens(*args, **more)) as tokens:
+                async for token in tokens:
+                    yield replace(token, logprobs=Logprobs(-1.0, ((5, -0.5),)))
+
+    whole, threads = CompletionShape.whole, list[threading.Thread]()
+
+    def whole_and_look(self: Any, *args: Any) -> bytes:
+        threads.append(threading.current_thread())
+        return whole(self, *args)
+
+    monkeypatch.setattr(CompletionShape, "whole", whole_and_look)
+    told = []
+    for most in (answering.MAX_INLINE_TOKENS, 4):
+        monkeypatch.setattr(answering, "MAX_INLINE_TOKENS", most)
+        told.append(asked(WithLogprobs(model), logprobs=1, n=2).json["choices"])
+    assert told[0] == told[1]
+    assert len(told[0][0]["logprobs"]["tokens"]) > 4
+    assert threads[0] is threading.main_thread()
+    assert threads[1] is not threading.main_thread()
 
 
 def test_images_are_decoded_from_base64_elsewhere(

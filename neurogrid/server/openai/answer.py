@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import trio
 from starlette.types import Receive, Scope, Send
@@ -52,8 +52,13 @@ __all__ = [
 
 logger = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 # Pieces that wait for the client to read those before.
 MAX_WAITING_PIECES = 64
+# Above it what is told of tokens is written out in a thread: a thousand take some milliseconds, and those of a prompt,
+# or of many, come at once.
+MAX_INLINE_TOKENS = 1024
 # Seconds after the deadline in which a client has to take what is left of its answer.
 READ_TIMEOUT = 60.0
 # What a client is told to wait: for a place in the queue, and for workers. Seconds.
@@ -322,7 +327,9 @@ class Answer:
         async for item in self._pieces:
             index, piece = _piece(item)
             answers[index].append(piece)
-        body = self._shape.whole(self._kept(answers), self._usage)
+        kept = self._kept(answers)
+        num_tokens = sum(len(piece.tokens) for pieces in kept for piece in pieces)
+        body = await _written_out(partial(self._shape.whole, kept, self._usage), num_tokens)
         headers = [
             (b"content-type", b"application/json"),
             (b"content-length", str(len(body)).encode()),
@@ -351,7 +358,8 @@ class Answer:
                 if index not in begun:
                     begun.add(index)
                     await send_event(self._shape.begin(index))
-                await send_event(self._shape.event(index, piece))
+                event = partial(self._shape.event, index, piece)
+                await send_event(await _written_out(event, len(piece.tokens)))
             if self._request.include_usage:
                 await send_event(self._shape.usage_event(self._usage))
             last = framing.last
@@ -380,6 +388,13 @@ async def while_connected(receive: Receive, work: Callable[[], Awaitable[None]])
             nursery.start_soon(watch)
             await work()
             nursery.cancel_scope.cancel()
+
+
+async def _written_out(write: Callable[[], T], num_tokens: int) -> T:
+    """What `write` makes of so many tokens with their log probabilities."""
+    if num_tokens > MAX_INLINE_TOKENS:
+        return await trio.to_thread.run_sync(write)
+    return write()
 
 
 def _moved(piece: Piece, num_characters: int) -> Piece:
