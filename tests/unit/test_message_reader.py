@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import re
 import time
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from hypothesis import given, settings
@@ -423,6 +423,30 @@ def test_tokens_of_text_that_looked_like_a_call_end_before_a_stop_string() -> No
     assert content == '{"answer": '
     assert all(token.offset < len(content) for token in tokens)
     assert "".join(token.text for token in tokens).startswith(content)
+
+
+def test_tokens_of_a_long_call_are_not_all_looked_at_for_each() -> None:
+    looked_at = 0
+
+    class Token:
+        def __init__(self, at: int) -> None:
+            self._at = at
+
+        @property
+        def offset(self) -> int:
+            nonlocal looked_at
+            looked_at += 1
+            return self._at
+
+    reader = MessageReader(form_of("qwen3_coder"))
+    num_tokens, begin = 2000, "<tool_call>\n<function=time>\n<parameter=a>\n"
+    told = list(reader.push(Piece(begin)).tokens)
+    for at in range(len(begin), len(begin) + num_tokens):
+        told += reader.push(Piece("x", (cast(Any, Token(at)),))).tokens
+    assert not told
+    told += reader.push(Piece("\n</parameter>\n</function>\n</tool_call>")).tokens
+    assert len(told) == num_tokens
+    assert looked_at < 50 * num_tokens
 
 
 @pytest.mark.parametrize(

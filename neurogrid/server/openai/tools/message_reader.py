@@ -158,15 +158,20 @@ class MessageReader:
         """The tokens of what is known; others wait, since a stop string may turn out to stand before them."""
         tokens, self._tokens = (*self._tokens, *more), ()
         end = self._end
-        if end is None and not is_last:
+        if end is None:
+            if is_last:
+                return tokens
             # What was pushed since, and of which nothing was told.
             waiting = self._buffer if self._is_told else self._raw + self._buffer
             end = self._length - len(waiting)
             del self._stops[: bisect_left(self._stops, end)]
             if end == self._length:
                 return tokens
-            self._tokens = tuple(token for token in tokens if token.offset >= end)
-        return tokens if end is None else tuple(token for token in tokens if token.offset < end)
+        # By halves: each time that a token comes, all of a long call between tags wait here.
+        at = bisect_left(tokens, end, key=_offset_of)
+        if self._end is None:
+            self._tokens = tokens[at:]
+        return tokens[:at]
 
     # -------------------------------------------------------------- steps: whether there is more to do
 
@@ -411,6 +416,10 @@ class MessageReader:
         num_held = held_back(self._buffer, (mark,))
         given = self._buffer[: len(self._buffer) - num_held]
         return len(self._buffer) - len(given.rstrip())
+
+
+def _offset_of(token: WrittenToken) -> int:
+    return token.offset
 
 
 def _between_tags(body: str) -> Iterator[tuple[str, str]]:
