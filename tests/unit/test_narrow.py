@@ -140,11 +140,12 @@ class Chooser(nn.Linear):
 
 
 def test_what_is_no_linear_layer_but_by_its_class_becomes_wide() -> None:
-    layers = nn.ModuleDict({"one": nn.Linear(4, 3), "other": Chooser(4, 3)}).bfloat16()
+    linears = [nn.Linear(4, 3).bfloat16(), Chooser(4, 3).bfloat16()]
     given = torch.randn(2, 4)
     expected = [
-        functional.linear(given, each.weight.float(), each.bias.float()) for each in layers.values()
+        functional.linear(given, each.weight.float(), each.bias.float()) for each in linears
     ]
+    layers = nn.ModuleDict({"one": linears[0], "other": linears[1]})
     narrow.compute_wide(layers.requires_grad_(False))
     assert type(layers["one"]) is NarrowLinear
     assert type(layers["other"]) is Chooser

@@ -63,7 +63,7 @@ def compute_wide(module: nn.Module) -> None:
         elif isinstance(each, nn.Embedding):
             _widen(each, {name for name, _ in each.named_parameters(recurse=False)} - {"weight"})
             # An object that is called as a method is: mypy wants a function there.
-            each.forward = _LookUp(each)  # type: ignore[method-assign, assignment]
+            each.forward = _LookUp(each)  # type: ignore[method-assign]
         elif name and isinstance(each, nn.Linear) and _is_narrow(each) and _only_multiplies(each):
             _widen(each, {"bias"})
             module.set_submodule(name, NarrowLinear(each))
