@@ -13,6 +13,7 @@ from torch.distributed.rendezvous import register_rendezvous_handler
 if TYPE_CHECKING:
     from neurogrid.training.distributed.node import NodeThread, Places
     from neurogrid.training.distributed.process_group import NeuroGridProcessGroup
+    from neurogrid.training.distributed.store import ServedStore
 
 __all__ = ["BACKEND", "LISTEN_VARIABLE", "RELAY_VARIABLE", "register_backend"]
 
@@ -27,7 +28,7 @@ LISTEN: Final = "/ip4/0.0.0.0/tcp/0"
 
 # The node of this process, and the store that it was found with. Torch has the C++ half of that alone.
 _thread: NodeThread | None = None
-_store: object = None
+_store: ServedStore | None = None
 
 
 def register_backend() -> None:
@@ -46,9 +47,9 @@ def node_thread() -> NodeThread:
     from neurogrid.p2p.trust import AllowList
     from neurogrid.training.distributed.node import NodeThread
 
-    global _thread
+    global _thread, _store
     if _thread is None or not _thread.is_here or not _thread.is_open:
-        _thread = NodeThread(_places(), Identity.generate(), AllowList({}))
+        _thread, _store = NodeThread(_places(), Identity.generate(), AllowList({})), None
     return _thread
 
 
@@ -74,6 +75,7 @@ def _make_group(options: Any, backend_options: object) -> NeuroGridProcessGroup:
     """Make a process group; called by torch on each of its ranks, with the same store."""
     from neurogrid.training.distributed.meeting import meet
     from neurogrid.training.distributed.process_group import NeuroGridProcessGroup
+    from neurogrid.training.distributed.rendezvous import note_met
 
     thread = node_thread()
     thread.hold()
@@ -89,6 +91,9 @@ def _make_group(options: Any, backend_options: object) -> NeuroGridProcessGroup:
             name=f"process group {options.group_id}",
             global_ranks=options.global_ranks_in_group or range(size),
         )
+        # Its rank 0, which has the store: the others may find that gone, where a program is very short.
+        if _store is not None and options.group_rank == 0:
+            note_met(_store)
     except BaseException:
         thread.release()
         raise

@@ -47,12 +47,12 @@ class Places:
     Attributes:
         listen: multiaddrs to listen on.
         relays: full multiaddrs of relays to be reached through.
-        is_relay: relay for the other ranks, as far as they cannot reach each other directly.
+        relay: how much to relay for the other ranks, as far as they cannot reach each other directly; None is nothing.
     """
 
     listen: Sequence[str]
     relays: Sequence[str] = ()
-    is_relay: bool = False
+    relay: RelayLimits | None = None
 
 
 class Node:
@@ -126,10 +126,7 @@ async def open_node(
     """Run a node until the block is left."""
     async with open_host(listen=places.listen, identity=identity, admission=admission) as host:
         node = Node(host, admission)
-        node.reach = Reach(
-            host,
-            ReachOptions(relay_service=RelayLimits() if places.is_relay else None, autonat=False),
-        )
+        node.reach = Reach(host, ReachOptions(relay_service=places.relay, autonat=False))
         await node.use_relays(places.relays)
         yield node, trio.lowlevel.current_trio_token()
 

@@ -6,6 +6,9 @@
 
 The cluster lives as long as rank 0, its key in a temporary directory. Whoever has the ticket is let in, by all ranks.
 Rank 0 relays between those that cannot reach each other.
+
+Once the ranks have met, the store says so: a process that finds it by the ticket then is of a later run, and waits for
+another ticket in the file.
 """
 
 from __future__ import annotations
@@ -30,6 +33,7 @@ from neurogrid.errors import (
     PeerUnreachableError,
 )
 from neurogrid.p2p.hosts.identity import Identity
+from neurogrid.p2p.reach.relay_service import RelayLimits
 from neurogrid.p2p.trust import (
     COORDINATOR,
     WORKER,
@@ -45,14 +49,19 @@ from neurogrid.training.distributed.errors import RankError
 from neurogrid.training.distributed.node import Node, NodeThread, Places
 from neurogrid.training.distributed.store import ServedStore, serve_store
 
-__all__ = ["TICKET_VARIABLE", "find_store"]
+__all__ = ["TICKET_VARIABLE", "find_store", "note_met"]
 
 TICKET_VARIABLE: Final = "NEUROGRID_TICKET"
 
 MAX_TICKET_FILE_BYTES: Final = 16 * 1024
+# The key that is there once the ranks have met.
+MET_KEY: Final = "neurogrid/met"
 # Seconds between two looks for the file, and between two tries to reach rank 0.
 LOOK_INTERVAL: Final = 0.05
 DIAL_INTERVAL: Final = 0.5
+# Of what rank 0 relays, in seconds, and in each direction: no group comes to it.
+YEAR: Final = 365 * 86_400
+MAX_CIRCUIT_BYTES: Final = 2**60
 
 
 def find_store(
@@ -76,10 +85,13 @@ def find_store(
     seconds = timeout.total_seconds()
     if rank == 0:
         thread = _lead(address, places, size, seconds)
-        peer_id = thread.identity.peer_id
-    else:
-        thread, peer_id = _find(address, rank, places, seconds)
-    return thread, ServedStore(thread, peer_id, seconds), rank, size
+        return thread, ServedStore(thread, thread.identity.peer_id, seconds), rank, size
+    return *_find(address, rank, places, seconds), rank, size
+
+
+def note_met(store: ServedStore) -> None:
+    """Have the store say that the ranks have met."""
+    store.set(MET_KEY, b"1")
 
 
 def _split(url: str) -> tuple[str, int, int]:
@@ -111,7 +123,7 @@ def _lead(address: str, places: Places, size: int, seconds: float) -> NodeThread
         identity = Identity.generate()
         membership = cluster.enrol(identity.peer_id, COORDINATOR)
         admission = ClusterAdmission(membership, admits={WORKER}, issuer=cluster)
-        places = replace(places, is_relay=True)
+        places = replace(places, relay=relay_limits(size))
         # The ticket stands for a cluster whose key is there.
         thread = NodeThread(places, identity, admission, keep=stack.pop_all())
     try:
@@ -125,6 +137,23 @@ def _lead(address: str, places: Places, size: int, seconds: float) -> NodeThread
         thread.close()
         raise
     return thread
+
+
+def relay_limits(size: int) -> RelayLimits:
+    """Limits of what rank 0 relays: enough for each pair of so many ranks, all at once, for as long as they are there.
+
+    Nobody else has the ticket, and what is cut would end the group.
+    """
+    of = RelayLimits()
+    return RelayLimits(
+        max_reservations=max(of.max_reservations, 2 * size),  # of one address: three quarters
+        max_circuits=max(of.max_circuits, size * size),
+        max_circuits_per_peer=max(of.max_circuits_per_peer, 2 * size),
+        circuit_time=YEAR,
+        circuit_bytes=MAX_CIRCUIT_BYTES,
+        max_requests=max(of.max_requests, size * size),
+        max_requests_per_peer=max(of.max_requests_per_peer, 2 * size),
+    )
 
 
 def _serve(node: Node) -> tuple[str, ...]:
@@ -151,20 +180,39 @@ def _show(ticket: Ticket, address: str, directory: Path, size: int) -> None:
 # The others
 
 
-def _find(address: str, rank: int, places: Places, seconds: float) -> tuple[NodeThread, str]:
+def _find(
+    address: str, rank: int, places: Places, seconds: float
+) -> tuple[NodeThread, ServedStore]:
     """Reach rank 0 by the ticket, or by that which it writes to the file later: there may be one of an earlier run."""
     deadline = time.monotonic() + seconds
+    old = None
     while True:
-        text = _ticket(address, rank, deadline, seconds)
+        text = _ticket(address, rank, deadline, seconds, old)
         ticket = Ticket.parse(text)
         thread = _join(ticket, places, deadline, seconds, partial(_is_other, address, text))
-        if thread is not None:
-            return thread, ticket.peer_id
+        if thread is None:
+            continue
+        store = ServedStore(thread, ticket.peer_id, seconds)
+        try:
+            has_met = store.check([MET_KEY])
+        except BaseException:
+            thread.close()
+            raise
+        if not has_met:
+            return thread, store
+        thread.close()
+        if not address.startswith("@"):
+            raise RankError(
+                f"the ranks of this ticket have met without rank {rank}: each run has a ticket of its own, which its "
+                "rank 0 makes",
+                ranks=[rank],
+            )
+        old = text
 
 
-def _ticket(address: str, rank: int, deadline: float, seconds: float) -> str:
+def _ticket(address: str, rank: int, deadline: float, seconds: float, old: str | None) -> str:
     if address.startswith("@"):
-        return _read_file(Path(address[1:]), deadline, seconds)
+        return _read_file(Path(address[1:]), deadline, seconds, old)
     text = address or os.environ.get(TICKET_VARIABLE, "")
     if not text:
         raise ConfigurationError(
@@ -174,12 +222,13 @@ def _ticket(address: str, rank: int, deadline: float, seconds: float) -> str:
     return text
 
 
-def _read_file(path: Path, deadline: float, seconds: float) -> str:
-    while (text := _content(path)) is None or _has_expired(text):
+def _read_file(path: Path, deadline: float, seconds: float, old: str | None) -> str:
+    while (text := _content(path)) is None or text == old or _has_expired(text):
         if time.monotonic() > deadline:
-            if text is not None:
+            if text is not None and text != old:
                 return text
-            raise RankError(f"waited {seconds:g} s for rank 0 to write {path}", ranks=[0])
+            met = "" if text is None else ": the ranks of the ticket that is there have met before"
+            raise RankError(f"waited {seconds:g} s for rank 0 to write {path}{met}", ranks=[0])
         time.sleep(LOOK_INTERVAL)
     return text
 
