@@ -49,6 +49,7 @@ class Channel:
         self.tag = tag
         self.outgoing = OutgoingPosts()
         self.incoming = IncomingPosts()
+        self.counted_cost = 0  # of what came unasked, as its group has counted it
         self.changed = RenewedEvent()
 
     async def send(self, number: int, data: Data) -> None:
@@ -86,6 +87,8 @@ class Channel:
             first, notice = self.incoming.reserve(sizes)
         except RemoteProtocolError as exc:
             raise self.group.lose(self.rank, exc) from exc
+        finally:
+            self.group.count_unasked(self)
         if notice is not None:
             self.group.exchange.host.start_soon(self._tell, notice)
         return first
@@ -152,6 +155,7 @@ class Group:
         self._ranks = {peer_id: rank for rank, peer_id in enumerate(peer_ids)}
         self._channels: dict[tuple[int, int], Channel] = {}
         self._num_channels = [0] * len(peer_ids)
+        self._unasked_cost = [0] * len(peer_ids)
         self._came = RenewedEvent()
         self._told: trio.Event | None = None  # set when the others were told of the failure
 
@@ -166,9 +170,15 @@ class Group:
         return [(self.rank + step) % self.size for step in range(1, self.size)]
 
     def channel(self, rank: int, tag: int) -> Channel:
-        """The channel of a rank and a tag."""
+        """The channel of a rank and a tag.
+
+        Raises:
+            RankError: it would be one more than there may be.
+        """
         channel = self._channels.get((rank, tag))
         if channel is None:
+            if self._num_channels[rank] >= MAX_CHANNELS_PER_RANK:
+                raise RankError(f"{_too_many_tags()} with {self.called(rank)}")
             channel = self._channels[rank, tag] = Channel(self, rank, tag)
             self._num_channels[rank] += 1
         return channel
@@ -304,9 +314,7 @@ class Group:
     def _receive(self, rank: int, message: TensorMessage) -> None:
         is_new = (rank, message.layer_id) not in self._channels
         if is_new and self._num_channels[rank] >= MAX_CHANNELS_PER_RANK:
-            raise RemoteProtocolError(
-                f"more than {MAX_CHANNELS_PER_RANK} tags", code=ErrorCode.LIMIT_EXCEEDED
-            )
+            raise RemoteProtocolError(_too_many_tags(), code=ErrorCode.LIMIT_EXCEEDED)
         channel = self.channel(rank, message.layer_id)
         if message.seq_id & NOTICE:
             if len(message.data):
@@ -314,19 +322,26 @@ class Group:
             channel.outgoing.grant(message.seq_id ^ NOTICE)
         else:
             channel.incoming.arrive(message.seq_id, message.data)
-            self._check_unasked(rank, channel)
+            self.count_unasked(channel)
+            self._check_unasked(rank)
         channel.changed.set()
         if channel.incoming.has_early:
             self._came.set()
 
-    def _check_unasked(self, rank: int, channel: Channel) -> None:
-        if not channel.incoming.early_cost:
-            return
-        unasked = sum(
-            other.incoming.early_cost for (of, _), other in self._channels.items() if of == rank
-        )
+    def count_unasked(self, channel: Channel) -> None:
+        """Count anew what has come unasked in a channel."""
+        cost = channel.incoming.early_cost
+        self._unasked_cost[channel.rank] += cost - channel.counted_cost
+        channel.counted_cost = cost
+
+    def _check_unasked(self, rank: int) -> None:
+        unasked = self._unasked_cost[rank]
         if unasked > MAX_UNASKED_PER_RANK:
             raise RemoteProtocolError(
                 f"{unasked} B under {self._num_channels[rank]} tags came unasked",
                 code=ErrorCode.LIMIT_EXCEEDED,
             )
+
+
+def _too_many_tags() -> str:
+    return f"more than {MAX_CHANNELS_PER_RANK} tags: take the same ones again"

@@ -140,7 +140,10 @@ async def send_raw(of: Group, data: bytes = b"", **fields: int) -> None:
         ([{"data": b"a"}, {"data": b"a"}], "post 0 came twice"),
         ([{"data": bytes(WINDOW_BYTES + 1)}], "may come unasked"),
         ([{"data": b"a", "seq_id": NOTICE | 3}], "a notice has Data"),
-        ([{"layer_id": tag} for tag in range(100, 120)], "more than 16 tags"),
+        (
+            [{"layer_id": tag} for tag in range(100, 120)],
+            "more than 16 tags: take the same ones again",
+        ),
         (
             [{"data": bytes(4 << 20), "layer_id": tag} for tag in range(3)],
             "B under 4 tags came unasked",
@@ -161,6 +164,33 @@ async def test_what_a_rank_may_not_send_costs_it_the_group(
             await waiting.take(0)
         assert caught.value.ranks == (1,)
         assert groups[0].lost.keys() == {1}
+
+
+async def test_one_tag_more_than_there_may_be_is_an_error_before_anything_is_sent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(group, "MAX_CHANNELS_PER_RANK", 4)
+    async with open_ranks(2) as (one, other):
+        for tag in range(4):
+            one.channel(1, tag)
+        with pytest.raises(RankError, match="more than 4 tags: take the same ones again"):
+            Operation(one, "send", tag=4, timeout=TIMEOUT).outgoing(1, 0, 4)
+        assert not other.lost
+
+
+async def test_what_came_unasked_and_was_taken_counts_no_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(group, "MAX_UNASKED_PER_RANK", 2 * CHUNK_BYTES)
+    async with open_ranks(2) as (one, other):
+        for tag in range(1, 7):
+            await send_raw(other, bytes(CHUNK_BYTES), layer_id=tag)
+            channel = one.channel(1, tag)
+            while not channel.incoming.has_early:
+                await channel.changed.wait()
+            receiving = Operation(one, "recv", tag=tag, timeout=TIMEOUT)
+            assert len(await receiving.incoming(1, 0, CHUNK_BYTES).take(0)) == CHUNK_BYTES
+        assert not one.lost
 
 
 async def test_a_peer_that_is_no_rank_is_refused_and_costs_nothing() -> None:
