@@ -24,6 +24,7 @@ from neurogrid.exception_groups import unwrap_errors
 from neurogrid.p2p.hosts.host import parse_peer_address
 from neurogrid.p2p.trust import WORKER, AllowList
 from neurogrid.p2p.wire.forms import Map, array, text, uint
+from neurogrid.p2p.wire.maps import printable_line
 from neurogrid.training.distributed.errors import RankError
 from neurogrid.training.distributed.group import Group
 from neurogrid.training.distributed.node import Node, NodeThread
@@ -171,7 +172,7 @@ def _link(
         board.write("linked", rank, reason[:MAX_REASON_CHARS].encode())
     for other, data in enumerate(board.read("linked", range(group.size))):
         if data:
-            said = data[: 4 * MAX_REASON_CHARS].decode(errors="replace")
+            said = printable_line(data[: 4 * MAX_REASON_CHARS].decode(errors="replace"))
             raise RankError(
                 f"{group.called(other)} cannot take part: {said}",
                 ranks=[group.global_ranks[other]],

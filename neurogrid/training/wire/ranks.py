@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from neurogrid.p2p.wire.control import ControlPayload
-from neurogrid.p2p.wire.forms import Map, array, optional, text, uint
+from neurogrid.p2p.wire.forms import Map, array, line, optional, uint
 
 __all__ = ["MAX_FAILURE_CHARS", "MAX_RANK", "MAX_RANKS", "GroupFailure"]
 
@@ -23,7 +23,7 @@ class GroupFailure(ControlPayload):
     """Reason for which the sender can do nothing more in the group.
 
     Attributes:
-        reason: in words, for people.
+        reason: in words, for people; decoded, one printable line.
         ranks: that did not do their part, by their numbers in the whole program; none where the sender is why.
     """
 
@@ -33,7 +33,7 @@ class GroupFailure(ControlPayload):
     _map = Map(
         "the failure of a process group",
         {
-            "reason": text(MAX_FAILURE_CHARS, smallest=1),
+            "reason": line(MAX_FAILURE_CHARS, smallest=1),
             "ranks": optional(array(uint(MAX_RANK), MAX_RANKS)),
         },
     )

@@ -16,7 +16,7 @@ from neurogrid.errors import ConfigurationError
 from neurogrid.p2p.hosts.identity import Identity
 from neurogrid.p2p.trust import AllowList
 from neurogrid.training.distributed.errors import RankError
-from neurogrid.training.distributed.meeting import meet
+from neurogrid.training.distributed.meeting import Record, meet
 from neurogrid.training.distributed.node import NodeThread, Places
 from neurogrid.training.distributed.process_group import NeuroGridProcessGroup
 from neurogrid.training.distributed.work import Pending
@@ -145,3 +145,16 @@ def test_tensors_of_inference_mode_are_written_to(groups: Groups) -> None:
     for tensor in (*sums, *strided, *gathered):
         assert tensor.is_inference()
         assert bool((tensor == 3.0).all())
+
+
+def test_what_another_rank_says_is_safe_to_print() -> None:
+    store = dist.HashStore()
+    other = Record(Identity.generate().peer_id, (), 5)
+    for what, data in (("record", other.encode()), ("ready", b""), ("linked", b"\x1b[2Jno\n")):
+        store.set(f"neurogrid/{what}/1", b"+" + data)
+    thread = NodeThread(Places(["/ip4/127.0.0.1/tcp/0"]), Identity.generate(), AllowList({}))
+    try:
+        with pytest.raises(RankError, match=r"cannot take part: \ufffd\[2Jno $"):
+            meet(thread, store, 0, 2, timeout=TIMEOUT, name="all", global_ranks=range(2))
+    finally:
+        thread.close()
