@@ -197,3 +197,14 @@ def test_letters() -> None:
     assert printable("a\tb\nc\x7f\x00") == "a\tb\nc\\x7f\\x00"
     assert in_encoding("…ab · c", "latin-1") == "...ab - c"
     assert in_encoding("…ab · c", "UTF-8") == "…ab · c"
+
+
+def test_what_a_command_prints_to_a_terminal_does_nothing_there(terminal: Terminal) -> None:
+    """A journal of another's run says what its leader likes."""
+    terminal.screen().print("gone\x1b[2J")
+    assert terminal.rows()[0] == "gone\\x1b[2J"
+
+
+def test_what_a_command_prints_for_programs_is_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    Screen().print("a\x1bb")
+    assert capsys.readouterr().out == "a\x1bb\n"

@@ -107,7 +107,9 @@ class Screen:
             sys.stdout.flush()
 
     def print(self, text: str) -> None:
-        """Write a line to stdout, of a command that writes no completion."""
+        """Write a line to stdout, of a command that writes no completion; to a terminal as far as it is printable."""
+        if self._wraps:
+            text = printable(text)
         if self.is_shared:
             # With what is said, so that neither overtakes the other.
             sys.stderr.write(f"{text}\n")
