@@ -92,7 +92,17 @@ class Layout:
 
     @classmethod
     def of(cls, tensors: Mapping[str, torch.Tensor]) -> Layout:
-        """The layout of tensors in the order of the mapping."""
+        """The layout of tensors in the order of the mapping.
+
+        Raises:
+            ConfigurationError: one is not of floats.
+        """
+        for name, tensor in tensors.items():
+            if not tensor.is_floating_point():
+                raise ConfigurationError(
+                    f"{name} is {str(tensor.dtype).removeprefix('torch.')}, and what is averaged are floats: "
+                    "leave it out, or give it as floats"
+                )
         return cls(tuple(tensors), tuple(tuple(tensor.shape) for tensor in tensors.values()))
 
     @cached_property

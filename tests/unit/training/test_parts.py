@@ -115,6 +115,14 @@ def test_tensors_are_one_vector_and_come_back_as_views() -> None:
     assert vector[6] == 9
 
 
+@pytest.mark.parametrize("dtype", [torch.int64, torch.bool, torch.complex64])
+def test_what_is_no_float_is_refused_by_name(dtype: torch.dtype) -> None:
+    """Half of a complex number would be lost, and an integer would be cut off."""
+    tensors = {"a": torch.zeros(2), "b": torch.zeros(3, dtype=dtype)}
+    with pytest.raises(ConfigurationError, match=r"b is .*, and what is averaged are floats"):
+        Layout.of(tensors)
+
+
 def test_parameters_that_want_gradients_are_flattened_too() -> None:
     module = torch.nn.Linear(3, 2)
     layout = Layout.of(dict(module.named_parameters()))
