@@ -58,8 +58,14 @@ async def open_meeting(
         listen: multiaddrs to listen on. On loopback alone no ticket is needed.
 
     Raises:
-        ConfigurationError: it is neither, or leads to another machine without a ticket.
+        ConfigurationError: it is neither, or leads to another machine without a ticket; or a first member is to listen
+            nowhere.
     """
+    if where is None and not listen:
+        raise ConfigurationError(
+            "others join the first member of a run where it listens, and listen= is empty: leave it out, or give a "
+            "multiaddr"
+        )
     is_local = all(is_loopback_address(address) for address in listen)
     async with AsyncExitStack() as stack:
         if where is None and not is_local:
