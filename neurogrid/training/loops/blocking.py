@@ -92,7 +92,9 @@ class Run:
         Raises:
             RoundTimeout: the others are not there, or not enough of them; says for whom it waits.
             NotAMemberError: this peer is no member any more: join again.
-            ConfigurationError: `samples` is negative or not finite.
+            NotFiniteError: this member's weights have NaN or infinity; the others go on without what it has learned.
+            ConfigurationError: `samples` is negative or not finite, or the model trains a parameter that it did not
+                train, or did not have, when the run was opened.
         """
         if self._optimizer is not None:
             self._optimizer.step()

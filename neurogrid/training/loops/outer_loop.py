@@ -16,10 +16,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from neurogrid.errors import ConfigurationError
+from neurogrid.errors import ConfigurationError, NotFiniteError
 from neurogrid.training.averaging.groups import Outcome, State
 from neurogrid.training.averaging.parts import Layout
 from neurogrid.training.optimizers import OuterOptimizer
+from neurogrid.training.optimizers.vectors import check_finite
 
 __all__ = ["OuterLoop", "Rules"]
 
@@ -128,10 +129,41 @@ class OuterLoop:
         self._samples += samples
         return self.num_steps % self.rules.every == 0
 
+    def check(self, trained: Mapping[str, Tensor]) -> None:
+        """Check that what is trained is among what is synced.
+
+        Args:
+            trained: the parameters of the model that are trained now, by name.
+
+        Raises:
+            ConfigurationError: one is not; names it.
+        """
+        for name, parameter in trained.items():
+            if self._parameters.get(name) is not parameter:
+                raise ConfigurationError(
+                    f"{name} is trained, and was not, or was another parameter, when the run was opened: it would not "
+                    "be synced. Leave the run, and join it again with the model as it is now"
+                )
+
     def contribution(self) -> tuple[Tensor, float]:
-        """The difference since the last sync: float32 [num_elements], and the number of samples it is from."""
+        """The difference since the last sync: float32 [num_elements], and the number of samples it is from.
+
+        Raises:
+            NotFiniteError: it has NaN or infinity, which the weights would keep; names the parameter.
+        """
         self._flatten()
-        return self._outer.difference(self._vector, self._vector), self._samples
+        difference = self._outer.difference(self._vector, self._vector)
+        try:
+            check_finite("the difference", difference)
+        except NotFiniteError as exc:
+            spans = zip(self.layout.names, self.layout.spans, strict=True)
+            name = next(name for name, (_, stop) in spans if exc.index < stop)
+            raise NotFiniteError(
+                f"{name} has {float(difference[exc.index])} in it, and the others cannot use it: leave the run, and "
+                "join it again to go on from the common weights",
+                index=exc.index,
+            ) from exc
+        return difference, self._samples
 
     def apply(self, outcome: Outcome) -> None:
         """Take over what a round has come to.

@@ -37,9 +37,11 @@ class RunMember:
         invitation: what others are given to join: a ticket, or an address of this machine.
     """
 
-    def __init__(self, group: Group, loop: OuterLoop, invitation: str, *, timeout: float) -> None:
+    def __init__(
+        self, group: Group, loop: OuterLoop, invitation: str, model: nn.Module, *, timeout: float
+    ) -> None:
         self.group, self.loop, self.invitation = group, loop, invitation
-        self._timeout = timeout
+        self._model, self._timeout = model, timeout
 
     async def step(self, samples: float = 1.0) -> Outcome | None:
         """A step was made on so many samples; sync with the others if it is time.
@@ -50,7 +52,9 @@ class RunMember:
         Raises:
             RoundTimeout: the others are not there, or not enough of them; says for whom it waits.
             NotAMemberError: this peer is no member any more: join again.
-            ConfigurationError: `samples` is negative or not finite.
+            NotFiniteError: this member's weights have NaN or infinity; the others go on without what it has learned.
+            ConfigurationError: `samples` is negative or not finite, or the model trains a parameter that it did not
+                train, or did not have, when the run was opened.
         """
         if not self.loop.step(samples):
             return None
@@ -61,6 +65,7 @@ class RunMember:
 
         Cancellation leaves the weights as they were, or as the round has made them.
         """
+        self.loop.check(trained_parameters(self._model))
         vector, samples = await trio.to_thread.run_sync(self.loop.contribution)
         try:
             outcome = await self.group.average(vector, weight=samples, timeout=self._timeout)
@@ -74,6 +79,11 @@ class RunMember:
             await trio.to_thread.run_sync(partial(self.loop.apply, outcome))
             self.group.show_state(self.loop.state())
         return outcome
+
+
+def trained_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
+    """The parameters that are trained, by name."""
+    return {name: p for name, p in model.named_parameters() if p.requires_grad}
 
 
 @asynccontextmanager
@@ -101,7 +111,7 @@ async def open_member(
         GroupError: the run is not reached in time.
         PeerRefusedError: the run is about another model.
     """
-    parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    parameters = trained_parameters(model)
     if where is not None and (rules is not None or settings is not None):
         raise ConfigurationError("the rules of a run are its founder's: join it without")
     rules = rules or Rules()
@@ -124,4 +134,4 @@ async def open_member(
                 await trio.to_thread.run_sync(partial(loop.load, state))
             logger.info("joined after round %d, with %d members", loop.round, len(group.members))
         group.show_state(loop.state())
-        yield RunMember(group, loop, meeting.invitation, timeout=timeout)
+        yield RunMember(group, loop, meeting.invitation, model, timeout=timeout)

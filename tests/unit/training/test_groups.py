@@ -531,7 +531,10 @@ async def test_a_call_that_gives_up_ends_nothing_that_does_without_its_vector(
         assert not group._scopes[7].cancel_called
 
 
-async def test_a_vector_that_is_not_finite_costs_its_sender_the_round() -> None:
+async def test_a_vector_that_is_not_finite_costs_its_sender_the_round(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("INFO")
     async with a_group(3) as peers:
         given = vectors(3)
         given[1][5] = float("nan")
@@ -540,6 +543,7 @@ async def test_a_vector_that_is_not_finite_costs_its_sender_the_round() -> None:
         assert all(sender not in outcome.contributors for outcome in outcomes)
         assert [outcome.has_contributed for outcome in outcomes] == [True, False, True]
         assert all(outcome.values.isfinite().all() for outcome in outcomes)
+        assert f"lost {sender}: chunk 0: element 5 is nan" in caplog.text
 
 
 async def test_those_who_leave_are_not_waited_for() -> None:

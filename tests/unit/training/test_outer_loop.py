@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from neurogrid.errors import ConfigurationError
+from neurogrid.errors import ConfigurationError, NotFiniteError
 from neurogrid.training.averaging.groups import Outcome
 from neurogrid.training.loops.outer_loop import OuterLoop, Rules
 
@@ -68,3 +68,15 @@ def test_a_number_of_samples_that_is_none_spoils_no_sync_after_it(wrong: float) 
     with pytest.raises(ConfigurationError, match="0 samples or more"):
         loop.step(wrong)
     assert loop.contribution()[1] == 2
+
+
+@pytest.mark.parametrize("wrong", [math.nan, math.inf])
+def test_weights_that_are_no_numbers_are_an_error_by_name(wrong: float) -> None:
+    """Others leave them out, and this member would keep them on top of the common weights for ever."""
+    tensors = {"w": torch.zeros(3), "b": torch.zeros(2)}
+    loop = OuterLoop(tensors, Rules(every=1))
+    tensors["b"][0] = wrong
+    loop.step(1)
+    with pytest.raises(NotFiniteError, match=f"^b has {wrong}") as caught:
+        loop.contribution()
+    assert caught.value.index == 3

@@ -710,6 +710,7 @@ class Group:
                 await trio.lowlevel.checkpoint_if_cancelled()
                 result = await work()
         except MembersLostError as exc:
+            logger.info("a round is tried anew: %s", exc)
             lost = exc.lost
         except ResultUnavailableError as exc:
             lost = exc.failures
