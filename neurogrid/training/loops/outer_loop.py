@@ -107,7 +107,9 @@ class OuterLoop:
         self._parameters = parameters
         self._vector = torch.empty(self.layout.num_elements)
         self._flatten()
+        self._views = self.layout.views(self._vector)
         self._outer = OuterOptimizer(self._vector, lr=rules.outer_lr, momentum=rules.outer_momentum)
+        self._restored = self._outer.theta0  # what was written to the parameters last
         self._samples = 0.0
         # Contributions that may be decided on all the same, by call.
         self._given_up: dict[int, tuple[Tensor, float]] = {}
@@ -152,6 +154,11 @@ class OuterLoop:
             NotFiniteError: it has NaN or infinity, which the weights would keep; names the parameter.
         """
         self._flatten()
+        for name, restored in self.layout.views(self._restored).items():
+            dtype = self._parameters[name].dtype
+            if dtype != torch.float32:
+                # Nobody has learned what a coarser dtype has rounded: in the mean it would undo small outer steps.
+                self._views[name] += restored - restored.to(dtype)
         difference = self._outer.difference(self._vector, self._vector)
         try:
             check_finite("the difference", difference)
@@ -226,7 +233,7 @@ class OuterLoop:
 
     def _restore(self, on_top: Tensor | None) -> None:
         """The weights of the last sync, and what was learned since."""
-        weights = self._outer.theta0 if on_top is None else self._outer.theta0 + on_top
+        self._restored = self._outer.theta0 if on_top is None else self._outer.theta0 + on_top
         with torch.no_grad():
-            for name, value in self.layout.views(weights).items():
+            for name, value in self.layout.views(self._restored).items():
                 self._parameters[name].copy_(value)

@@ -80,3 +80,20 @@ def test_weights_that_are_no_numbers_are_an_error_by_name(wrong: float) -> None:
     with pytest.raises(NotFiniteError, match=f"^b has {wrong}") as caught:
         loop.contribution()
     assert caught.value.index == 3
+
+
+@pytest.mark.parametrize("has_contributed", [True, False])
+def test_what_is_rounded_in_the_parameters_is_nothing_learned(has_contributed: bool) -> None:
+    """Outer steps of half of a bfloat16 each: the second one shows."""
+    step = 2**-7
+    weights = torch.ones(3, dtype=torch.bfloat16)
+    loop = OuterLoop({"w": weights}, Rules(every=1, outer_lr=0.5, outer_momentum=0.0))
+    mean = torch.full((3,), step)
+    loop.apply(outcome(mean, has_contributed=True))
+    assert torch.equal(weights, torch.ones(3, dtype=torch.bfloat16))
+    weights += step
+    assert torch.equal(loop.contribution()[0], mean)
+    loop.apply(outcome(mean, has_contributed=has_contributed))
+    learned = 0.0 if has_contributed else step
+    assert torch.equal(weights, torch.full((3,), 1 + step + learned, dtype=torch.bfloat16))
+    assert torch.equal(loop.contribution()[0], torch.full((3,), learned))
