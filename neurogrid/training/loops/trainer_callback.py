@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
 from torch import nn
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
@@ -23,6 +24,9 @@ class NeuroGridCallback(TrainerCallback):
 
     The Trainer steps its own optimiser; after every so many of its steps the weights are synced, and once more when it
     has ended, so all members are left with the same.
+
+    A Trainer tells its callbacks nothing of an error that ends it. A program that goes on after one calls `close`, or
+    trains in the block of `with callback:`; else the others wait for this member in each round.
 
     Args:
         where: a ticket, or an address on the same machine; None founds a run, and prints what others join it by.
@@ -63,9 +67,22 @@ class NeuroGridCallback(TrainerCallback):
         model: nn.Module | None = None,
         **kwargs: Any,
     ) -> None:
-        """Found or join the run; the weights of one that is joined take the place of the model's."""
+        """Found or join the run; the weights of one that is joined take the place of the model's.
+
+        Raises:
+            ConfigurationError: the Trainer is one of several processes, or loads other weights when it has ended.
+        """
         assert model is not None
-        self._open.close()
+        if args.world_size > 1:
+            raise ConfigurationError(
+                f"the Trainer is one of {args.world_size} processes, and each would be a member by itself: train in "
+                'one process on each machine, or as in docs/averaging.md under "With Accelerate"'
+            )
+        if args.load_best_model_at_end:
+            raise ConfigurationError(
+                "with load_best_model_at_end members would be left with weights of their own: leave it out"
+            )
+        self.close()
         if self._where is None:
             opened = open_run(model, listen=self._listen, timeout=self._timeout, **self._settings)
         else:
@@ -91,8 +108,23 @@ class NeuroGridCallback(TrainerCallback):
         **kwargs: Any,
     ) -> None:
         """Sync what was learned since the last time, and leave the run."""
-        run, self.run = self.run, None
         # Also where the last sync fails: nobody is to wait for a member that learns no more.
-        with self._open:
-            if run is not None and run.num_steps % run.rules.every:
-                run.sync()
+        with self:
+            if self.run is not None and self.run.num_steps % self.run.rules.every:
+                self.run.sync()
+
+    def close(self) -> None:
+        """Leave the run without a last sync, if this is a member of one. Again: nothing happens."""
+        self.__exit__(None, None, None)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.run = None
+        self._open.__exit__(kind, error, traceback)
