@@ -1007,11 +1007,13 @@ async def open_group(
                 request = Join(
                     incarnation, layout.digest, layout.num_elements, host.addresses[:16], bandwidth
                 )
+                failures: dict[str, str] = {}
                 with trio.move_on_after(timeout) as scope:
-                    leader, joined = await join_group(exchange, join, request)
+                    leader, joined = await join_group(exchange, join, request, failures)
                 if scope.cancelled_caught:
+                    why = "; ".join(dict.fromkeys(failures.values())) or "no answer"
                     raise GroupError(
-                        f"no group was joined within {timeout:g} s at {', '.join(join)}"
+                        f"no group was joined within {timeout:g} s at {', '.join(join)}: {why}"
                     )
                 settings = GroupSettings.decode(joined.settings)
                 history = [Decision.decode(told) for told in joined.decisions]

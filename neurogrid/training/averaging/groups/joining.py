@@ -31,9 +31,12 @@ _MAX_ATTEMPTS: Final = 32
 
 
 async def join_group(
-    exchange: Exchange, addresses: Sequence[str], request: Join
+    exchange: Exchange, addresses: Sequence[str], request: Join, failures: dict[str, str]
 ) -> tuple[str, Joined]:
     """Ask the peers at the addresses, and those that they name, until the leader has answered.
+
+    Args:
+        failures: is told, by address, why no group was joined there yet.
 
     Returns:
         The leader's peer id, and its answer.
@@ -54,9 +57,11 @@ async def join_group(
                     if exc.code != ErrorCode.BUSY:
                         raise
                     logger.debug("no group yet: %s: %s", address, exc)
+                    failures[address] = str(exc)
                 except (TransportError, RemoteProtocolError) as exc:
                     # While the members look for a leader they may name each other, or one that is gone.
                     logger.debug("no group yet: %s: %s", address, exc)
+                    failures[address] = str(exc)
                 finally:
                     asking.discard(address)
 
