@@ -64,7 +64,10 @@ from neurogrid.training.wire.runs import (
 __all__ = ["ChainStage", "NeighbourLostError"]
 
 _SEND_TIMEOUT: Final = 120.0
+# Of a reduction, beside the time in which its vector comes at the pace that slices have, too: whether a step stands
+# still is its leader's to see.
 _REDUCE_TIMEOUT: Final = 600.0
+_SENT_PER_SECOND: Final = 64 * 1024
 _CODECS: Final = {"float32": "f32", "bfloat16": "bf16"}
 # The one that is made, and one that comes while it is.
 _MAX_STEPS: Final = 2
@@ -435,7 +438,8 @@ class ChainStage:
             num_elements=len(own),
             codec=codec,
         )
-        result = await self._reductions.reduce(plan, own, timeout=_REDUCE_TIMEOUT, out=mean)
+        timeout = _REDUCE_TIMEOUT + own.nbytes / _SENT_PER_SECOND
+        result = await self._reductions.reduce(plan, own, timeout=timeout, out=mean)
         assert result is not None  # of a member there is one
         return result.digest
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 import trio
 
 from neurogrid.errors import RemoteProtocolError, TooLargeForPeerError
@@ -155,3 +157,19 @@ async def test_a_neighbour_that_takes_too_little_is_lost() -> None:
     with pytest.raises(NeighbourLostError, match="more than it accepts") as raised:
         await run()
     assert raised.value.lost == "b"
+
+
+async def test_a_long_vector_has_time_to_come_by_a_slow_line() -> None:
+    """Of 2 GB, a line of 20 Mbit/s takes 15 minutes: a member that sends as fast as it can is none that is lost."""
+    timeouts = []
+
+    class FakeReductions:
+        async def reduce(self, plan: object, own: object, *, timeout: float, out: object) -> Any:
+            await trio.lowlevel.checkpoint()
+            timeouts.append(timeout)
+            return SimpleNamespace(digest=bytes(32))
+
+    stage = stage_of(0, FakeProcess(), reductions=FakeReductions())
+    long = torch.empty(1).expand(500_000_000)
+    await stage._reduce(0, long, long, "f32")
+    assert timeouts[0] > 2 * 15 * 60
