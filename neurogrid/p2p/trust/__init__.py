@@ -26,6 +26,7 @@ from neurogrid.p2p.trust.join_token import JoinToken
 from neurogrid.p2p.trust.membership import Membership
 from neurogrid.p2p.trust.messages import TRUST_PROTOCOL
 from neurogrid.p2p.trust.names import ANY_ROLE, COORDINATOR, RUN_ROLES, TRAINER, WORKER
+from neurogrid.p2p.trust.private_files import DirectoryLockedError
 from neurogrid.p2p.trust.refusal import SILENCE, NotAdmittedError, Refusal, RefusedError
 from neurogrid.p2p.trust.revocation import RevocationList
 from neurogrid.p2p.trust.standing import Standing, StandingState, standing_of
@@ -36,6 +37,7 @@ __all__ = [
     # Clusters
     "Cluster",
     "DirectoryInUseError",
+    "DirectoryLockedError",
     "Membership",
     "Standing",
     "StandingState",

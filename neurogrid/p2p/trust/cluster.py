@@ -226,7 +226,7 @@ class Cluster:
         is valid, and no use is spent. One without a limit gives another each time.
 
         Args:
-            patience: as for `locked`.
+            patience: seconds to wait, and block, while another process changes the directory.
 
         Raises:
             RefusedError: the token is none of ours, expired, void or used up, or the peer or its certificate was
@@ -416,7 +416,7 @@ class Cluster:
         """Go on from a list that another host which holds this cluster has made, if it is newer.
 
         Args:
-            patience: as for `locked`.
+            patience: seconds to wait, and block, while another process changes the directory.
 
         Raises:
             ConfigurationError: the directory cannot be read or written, or another process changes it.

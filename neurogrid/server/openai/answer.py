@@ -391,7 +391,7 @@ async def while_connected(receive: Receive, work: Callable[[], Awaitable[None]])
 
 
 async def _written_out(write: Callable[[], T], num_tokens: int) -> T:
-    """What `write` makes of so many tokens with their log probabilities."""
+    """Call `write`, which writes out so many tokens with their log probabilities."""
     if num_tokens > MAX_INLINE_TOKENS:
         return await trio.to_thread.run_sync(write)
     return write()

@@ -24,7 +24,7 @@ from neurogrid.server.schema_check import check
 
 __all__ = ["token_routes"]
 
-# Above it an answer is written in a thread: of a body full of text it takes a second.
+# Above it an answer is written in a thread: two million tokens, as a body may have, take half a second.
 MAX_INLINE_TOKENS = 4096
 # Refused in a conversation, as in a chat; what the tokenizer adds is asked for by name here.
 _NOT_OFFERED = {
