@@ -200,6 +200,7 @@ def test_a_connection_keeps_its_place_for_whoever_is_served(
         (b'{"a": "\\ud800"}', "half of a surrogate pair"),
         (b'{"a": "\xff"}', "no JSON"),
         (b"[" * 100_000, "no JSON"),
+        (b'{"a": ' + b"[" * 900 + b"]" * 900 + b"}", "no JSON"),
         (b'{"a": ' + b"9" * 5000 + b"}", "no JSON"),
         (b"{" + b" " * 100_000, "no JSON"),
     ],

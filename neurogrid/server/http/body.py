@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from contextlib import aclosing
+from functools import reduce
 from typing import NoReturn
 
 import trio
@@ -32,6 +33,8 @@ MAX_UNWANTED_BYTES = 64 * 1024 * 1024
 UNWANTED_TIMEOUT = 5.0  # seconds
 # Above it JSON is parsed in a thread: 8 MiB take a fifth of a second.
 MAX_INLINE_BYTES = 64 * 1024
+# Of the levels that JSON can be nested in, by how deep the stack is, those that are left to others.
+SPARE_LEVELS = 256
 
 
 async def read_json(request: Request, *, max_bytes: int = MAX_BODY_BYTES) -> dict[str, object]:
@@ -72,6 +75,8 @@ def _parse(data: bytes) -> dict[str, object]:
         # Half of a surrogate pair is no text: nothing could encode it, least of all into an answer. Nor is infinity a
         # number of JSON, as which 1e999 is read.
         json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
+        # Whoever writes a part of it later is called from deeper down.
+        json.dumps(reduce(lambda inner, _: [inner], range(SPARE_LEVELS), value))
     except UnicodeEncodeError:
         raise APIError(400, "a string in the body has half of a surrogate pair") from None
     except (ValueError, RecursionError) as exc:
