@@ -352,13 +352,19 @@ HOUSE = (
     Room(
         "neurogrid.training.leading.chains.weights",
         COMMON | {"neurogrid.p2p", "neurogrid.model"},
+        frozenset({"torch"}),
+        COMMAND_LINE,
+    ),
+    Room(
+        "neurogrid.training.leading.chains.model_files",
+        COMMON | {"neurogrid.model"},
         frozenset({"torch", "safetensors"}),
         COMMAND_LINE,
     ),
     Room(
         "neurogrid.training.leading.chains.keeper",
         COMMON | {"neurogrid.p2p", "neurogrid.node", "neurogrid.model"},
-        frozenset({"trio", "torch", "safetensors", "transformers"}),
+        frozenset({"trio", "torch", "safetensors"}),
         COMMAND_LINE,
     ),
     Room(

@@ -9,7 +9,7 @@ from typing import cast
 import pytest
 import torch
 import trio
-from torch import Tensor
+from torch import Tensor, nn
 
 from neurogrid.training.averaging.groups import Group, Outcome, State
 from neurogrid.training.loops.outer_loop import OuterLoop, Rules
@@ -44,7 +44,8 @@ def outcome(round_: int, values: Tensor, *, is_of_withdrawn: bool = False) -> Ou
 def member_of(group: Rounds) -> tuple[RunMember, Tensor]:
     weights = torch.zeros(3)
     loop = OuterLoop({"w": weights}, Rules(every=1, outer_lr=1.0, outer_momentum=0.0))
-    return RunMember(cast(Group, group), loop, "", timeout=1.0), weights
+    # Nothing of a module is trained: what is, the loop was given.
+    return RunMember(cast(Group, group), loop, "", nn.Module(), timeout=1.0), weights
 
 
 async def test_a_round_that_was_decided_is_applied_although_the_sync_is_cancelled() -> None:

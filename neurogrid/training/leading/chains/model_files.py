@@ -75,7 +75,7 @@ def write_model(folder: Path, base: Path, pieces: Mapping[str, Path]) -> None:
 
 
 class _Learned:
-    """What learns, of the pieces of a state, without the optimisers' tensors."""
+    """Tensors that learn, in the pieces of a state; those of the optimisers are left out."""
 
     def __init__(self, pieces: Mapping[str, Path]) -> None:
         self._tensors = WeightFiles(list(pieces.values()))
