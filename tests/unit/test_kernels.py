@@ -205,7 +205,7 @@ def test_a_row_gets_the_bits_that_it_gets_alone(
     else:
         codes = quantize(weight, int(name[-1]))
         matrix = Matrix.of_codes(found, codes, None, by_int8=how == "by int8")
-    x = torch.randn(64, 200, dtype=torch.bfloat16 if how == "by dot" else torch.float32)
+    x = with_spikes(64, 200).to(torch.bfloat16 if how == "by dot" else torch.float32)
     alone = torch.cat([matrix.multiply(row) for row in x.split(1)])
     before = torch.get_num_threads()
     torch.set_num_threads(num_threads)
@@ -216,10 +216,29 @@ def test_a_row_gets_the_bits_that_it_gets_alone(
         torch.set_num_threads(before)
 
 
+def with_spikes(num_rows: int, num_inputs: int) -> torch.Tensor:
+    """Activations, [R, I], with a number beside which the others of its group are small: in some groups of some rows."""
+    x = torch.randn(num_rows, num_inputs)
+    x[::3, 7::64] *= 50
+    return x
+
+
+@pytest.mark.parametrize("num_rows", [1, 9])
+def test_what_stands_beside_a_spike_is_not_lost(found: Library, num_rows: int) -> None:
+    codes = quantize(torch.randn(48, 128), 8)
+    x = torch.randn(num_rows, 128)
+    x[:, 7::32] = 50.0
+    matrix = Matrix.of_codes(found, codes, None, by_int8=True)
+    dense = codes.dense(torch.float64)
+    off = matrix.multiply(x) - functional.linear(x.double(), dense)
+    x[:, 7::32] = 0.0
+    assert off.norm() <= 1e-3 * functional.linear(x.double(), dense).norm()
+
+
 @pytest.mark.parametrize("bits", [8, 4])
 def test_levels_give_the_same_bits(bits: int) -> None:
     codes = quantize(torch.randn(50, 130), bits)
-    x = torch.randn(9, 130)
+    x = with_spikes(9, 130)
     for by_int8 in (False, True):
         results = [
             Matrix.of_codes(each, codes, None, by_int8=by_int8).multiply(x) for each in levels()

@@ -37,6 +37,7 @@ minimums   the same, or none. A weight is table[code] * scale + minimum; the tab
 
 #define G 32
 #define LANES 16
+#define SPIKY 1560 /* mean square of a group's codes, zeros left out: below it the largest is 3.2 times its root */
 #define PREFETCH 2048 /* bytes ahead, where a matrix is read from memory */
 #define INLINE static inline __attribute__((always_inline))
 
@@ -60,6 +61,9 @@ struct product {
   int8_t *codes;       /* [R][K] */
   float *scales;       /* [R][N] */
   int32_t *starts;     /* [R][N]: what integer sums begin with */
+  int8_t *digits;        /* [R][K]: second digits, of groups that have them; of NG_CODES8_INT8 */
+  int32_t *digit_starts; /* [R][N] */
+  int32_t *spiky;        /* [R][1 + N]: how many groups have them, and which */
   float *x_sums;       /* [R][N]: for minimums */
   void *y;             /* [R][O] */
   int64_t rows;
@@ -221,7 +225,9 @@ int ng_multiply(const struct matrix *m, int level, const void *x, int x_type, vo
   int is_plain = I == K && m->kind != NG_BF16 && x_type == (is_dot ? NG_BFLOAT16 : NG_FLOAT32);
   size_t wide = is_plain ? 0 : (size_t)(rows * K) * (is_dot ? 2 : 4);
   size_t codes = is_int8 ? (size_t)(rows * K) : 0, groups = (size_t)(rows * N) * 4;
+  int has_digits = m->kind == NG_CODES8_INT8;
   size_t size = wide + codes + (is_int8 ? 2 * groups : 0) + (m->minimums ? groups : 0);
+  if (has_digits) size += codes + 2 * groups + (size_t)rows * 4;
   char *memory = size ? malloc(size) : NULL, *at = memory;
   if (size && !memory) return 1;
   if (is_plain) {
@@ -253,6 +259,14 @@ int ng_multiply(const struct matrix *m, int level, const void *x, int x_type, vo
     p.scales = (float *)at;
     p.starts = (int32_t *)(at + groups);
     at += 2 * groups;
+  }
+  if (has_digits) {
+    p.digit_starts = (int32_t *)at;
+    at += groups;
+    p.spiky = (int32_t *)at;
+    at += groups + (size_t)rows * 4;
+    p.digits = (int8_t *)at;
+    at += codes;
   }
   if (m->minimums) {
     p.x_sums = (float *)at;
@@ -456,13 +470,24 @@ INLINE float NAME(sum)(const f32 *v) {
 #endif
 }
 
+INLINE int32_t NAME(total)(i32 v) {
+  int32_t total = 0;
+  for (int i = 0; i < WIDTH; i++) total += v[i];
+  return total;
+}
+
 /* ---------------------------------------------------------------------------------------------- activations */
 
 /* Codes of 8 bits with a scale for each 32, the largest magnitude / 127; what is not finite makes its scale so. And
-   what the sums of a group begin with, so that they are those of weights around zero. */
-static void NAME(quantize)(const float *x, int8_t *codes, float *scales, int32_t *starts, int64_t groups, int32_t zero) {
+   what the sums of a group begin with, so that they are those of weights around zero.
+
+   A group in which few are nearly as large as the largest has little in its codes of the others, zeros aside: it has a
+   second digit of each, in parts of 1 / 254 of a code, where there is room for them. */
+static void NAME(quantize)(const struct product *p, int64_t groups, int32_t zero) {
+  const int64_t N = p->m->padded_inputs / G;
   for (int64_t n = 0; n < groups; n++) {
-    const float *from = x + n * G;
+    const float *from = p->x + n * G;
+    int8_t *codes = p->codes + n * G;
     float most = 0;
     int is_nan = 0;
     for (int i = 0; i < G; i++) {
@@ -472,24 +497,42 @@ static void NAME(quantize)(const float *x, int8_t *codes, float *scales, int32_t
     }
     int is_finite = most < INFINITY && !is_nan;
     float inverse = most > 0 && is_finite ? 127.f / most : 0.f;
-    i32 sum = {0};
+    i32 sum = {0}, squares = {0}, nonzero = {0};
     if (!(inverse < INFINITY)) inverse = 0; /* a group of denormals is zero */
     for (int i = 0; i < G; i += WIDTH) {
       const f32 x = inverse ? NAME(load)(from + i) : (f32){0};
       /* Adding 1.5 x 2^23 rounds to an even integer, on every level. */
       const i32 code = (i32)(x * inverse + 12582912.f) - 0x4b400000;
       const NAME(i8) narrow = __builtin_convertvector(code, NAME(i8));
-      memcpy(codes + n * G + i, &narrow, sizeof narrow);
+      memcpy(codes + i, &narrow, sizeof narrow);
       sum += code;
+      squares += code * code;
+      nonzero -= x != 0;
     }
-    scales[n] = is_finite ? most / 127.f : is_nan ? NAN : INFINITY;
-    int32_t total = 0;
-    for (int i = 0; i < WIDTH; i++) total += sum[i];
+    p->scales[n] = is_finite ? most / 127.f : is_nan ? NAN : INFINITY;
+    int32_t total = NAME(total)(sum);
     if (!is_finite) { /* so that the scale meets something: infinity times nothing would be nothing of it */
-      codes[n * G] = 1;
+      codes[0] = 1;
       total = 1;
     }
-    starts[n] = -zero * total;
+    p->starts[n] = -zero * total;
+    if (!p->digits) continue;
+    int32_t *spiky = p->spiky + n / N * (1 + N);
+    if (n % N == 0) *spiky = 0;
+    if (!inverse || NAME(total)(squares) >= SPIKY * NAME(total)(nonzero)) continue;
+    spiky[++*spiky] = (int32_t)(n % N);
+    sum = (i32){0};
+    for (int i = 0; i < G; i += WIDTH) {
+      NAME(i8) narrow;
+      memcpy(&narrow, codes + i, sizeof narrow);
+      f32 x = NAME(load)(from + i) * inverse;
+      ROUNDED(x);
+      const i32 digit = (i32)((x - __builtin_convertvector(narrow, f32)) * 254.f + 12582912.f) - 0x4b400000;
+      narrow = __builtin_convertvector(digit, NAME(i8));
+      memcpy(p->digits + n * G + i, &narrow, sizeof narrow);
+      sum += digit;
+    }
+    p->digit_starts[n] = -zero * NAME(total)(sum);
   }
 }
 
@@ -539,6 +582,32 @@ INLINE void NAME(bf16_tile)(const struct product *p, int64_t row, int64_t output
   }
   UNROLL for (int b = 0; b < B; b++)
     UNROLL for (int o = 0; o < OUT; o++) put(p, row + b, output + o, NAME(sum)(&sums[(b * OUT + o) * HALVES]));
+}
+
+/* What second digits of a row add to a vector of outputs. Few groups have them, and their row alone meets them. */
+static __attribute__((noinline)) void NAME(add_digits)(const struct product *p, int64_t row, int64_t vector,
+                                                        float *lanes) {
+  const struct matrix *m = p->m;
+  const int64_t K = m->padded_inputs, N = K / G;
+  const int64_t block = vector / HALVES, lane = vector % HALVES * WIDTH;
+  const uint8_t *w = (const uint8_t *)m->weights + block * K * LANES + lane * 4;
+  const int32_t *spiky = p->spiky + row * (1 + N);
+  f32 sum = NAME(load)(lanes);
+  for (int32_t i = 1; i <= *spiky; i++) {
+    const int64_t n = spiky[i];
+    const int8_t *x = p->digits + row * K + n * G;
+    const int64_t scale_at = (block * (N / m->scale_groups) + n / m->scale_groups) * LANES + lane;
+    i32 even = (i32){0} + p->digit_starts[row * N + n], odd = {0};
+    UNROLL for (int k = 0; k < 8; k += 2) {
+      int32_t four[2];
+      memcpy(four, x + k * 4, 8);
+      even = NAME(dot)(even, NAME(load_bytes)(w + (n * 8 + k) * 64), four[0], 1);
+      odd = NAME(dot)(odd, NAME(load_bytes)(w + (n * 8 + k + 1) * 64), four[1], 1);
+    }
+    const f32 scale = NAME(load_scales)(m->scales, scale_at, m->scale_type);
+    sum += __builtin_convertvector(even + odd, f32) * (scale * (p->scales[row * N + n] / 254.f));
+  }
+  memcpy(lanes, &sum, sizeof sum);
 }
 
 /* Codes: vectors of outputs, so many to a block of 16. */
@@ -630,6 +699,7 @@ INLINE void NAME(codes_tile)(const struct product *p, int64_t row, int64_t vecto
     UNROLL for (int o = 0; o < OUT; o++) {
       float lanes[WIDTH];
       memcpy(lanes, &sums[b * OUT + o], sizeof lanes);
+      if (is_int8 && is_8 && p->spiky[(row + b) * (1 + N)]) NAME(add_digits)(p, row + b, vector + o, lanes);
       for (int64_t i = 0, first = (vector + o) * WIDTH; i < WIDTH && first + i < m->outputs; i++)
         put(p, row + b, first + i, lanes[i]);
     }
@@ -704,7 +774,7 @@ static task NAME(prepare)(struct product *p, int64_t *task_size) {
                                NAME(codes8_int8), NAME(codes4),   NAME(codes4_int8),
                                NAME(codes8_half), NAME(codes8_e4m3)};
   if (m->kind == NG_CODES8_INT8 || m->kind == NG_CODES4_INT8)
-    NAME(quantize)(p->x, p->codes, p->scales, p->starts, groups, NAME(zero)(m->kind == NG_CODES8_INT8));
+    NAME(quantize)(p, groups, NAME(zero)(m->kind == NG_CODES8_INT8));
   if (m->minimums)
     for (int64_t n = 0; n < groups; n++) {
       f32 both[HALVES];

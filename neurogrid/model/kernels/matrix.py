@@ -87,7 +87,8 @@ class Matrix:
 
         Args:
             bias: float32 [O], or None.
-            by_int8: round activations to 8 bits in groups of 32: faster, and off by 0.5 % more.
+            by_int8: round activations to 8 bits in groups of 32: faster, and off by 0.5 % more. With codes of 8 bits, a
+                group beside whose largest number the others are small has 16.
 
         Raises:
             ValueError: activations of 8 bits were asked for, and the codes are floats, or have a table or groups of 16;
