@@ -584,7 +584,22 @@ INLINE void NAME(bf16_tile)(const struct product *p, int64_t row, int64_t output
     UNROLL for (int o = 0; o < OUT; o++) put(p, row + b, output + o, NAME(sum)(&sums[(b * OUT + o) * HALVES]));
 }
 
-/* What second digits of a row add to a vector of outputs. Few groups have them, and their row alone meets them. */
+/* What the second digits of a group of a row add to a vector of outputs, whose codes of that group begin at `w`. */
+INLINE f32 NAME(of_digits)(const struct product *p, int64_t row, int64_t n, const uint8_t *w, int64_t scale_at) {
+  const int64_t K = p->m->padded_inputs, N = K / G;
+  const int8_t *x = p->digits + row * K + n * G;
+  i32 even = (i32){0} + p->digit_starts[row * N + n], odd = {0};
+  UNROLL for (int k = 0; k < 8; k += 2) {
+    int32_t four[2];
+    memcpy(four, x + k * 4, 8);
+    even = NAME(dot)(even, NAME(load_bytes)(w + k * 64), four[0], 1);
+    odd = NAME(dot)(odd, NAME(load_bytes)(w + (k + 1) * 64), four[1], 1);
+  }
+  const f32 scale = NAME(load_scales)(p->m->scales, scale_at, p->m->scale_type);
+  return __builtin_convertvector(even + odd, f32) * (scale * (p->scales[row * N + n] / 254.f));
+}
+
+/* What all second digits of a row add to a vector of outputs. Where rows go together, few groups of each have them. */
 static __attribute__((noinline)) void NAME(add_digits)(const struct product *p, int64_t row, int64_t vector,
                                                         float *lanes) {
   const struct matrix *m = p->m;
@@ -592,21 +607,15 @@ static __attribute__((noinline)) void NAME(add_digits)(const struct product *p, 
   const int64_t block = vector / HALVES, lane = vector % HALVES * WIDTH;
   const uint8_t *w = (const uint8_t *)m->weights + block * K * LANES + lane * 4;
   const int32_t *spiky = p->spiky + row * (1 + N);
-  f32 sum = NAME(load)(lanes);
+  f32 sum = {0};
   for (int32_t i = 1; i <= *spiky; i++) {
     const int64_t n = spiky[i];
-    const int8_t *x = p->digits + row * K + n * G;
     const int64_t scale_at = (block * (N / m->scale_groups) + n / m->scale_groups) * LANES + lane;
-    i32 even = (i32){0} + p->digit_starts[row * N + n], odd = {0};
-    UNROLL for (int k = 0; k < 8; k += 2) {
-      int32_t four[2];
-      memcpy(four, x + k * 4, 8);
-      even = NAME(dot)(even, NAME(load_bytes)(w + (n * 8 + k) * 64), four[0], 1);
-      odd = NAME(dot)(odd, NAME(load_bytes)(w + (n * 8 + k + 1) * 64), four[1], 1);
-    }
-    const f32 scale = NAME(load_scales)(m->scales, scale_at, m->scale_type);
-    sum += __builtin_convertvector(even + odd, f32) * (scale * (p->scales[row * N + n] / 254.f));
+    f32 more = NAME(of_digits)(p, row, n, w + n * G * LANES, scale_at);
+    ROUNDED(more);
+    sum += more;
   }
+  sum += NAME(load)(lanes);
   memcpy(lanes, &sum, sizeof sum);
 }
 
@@ -626,6 +635,11 @@ INLINE void NAME(codes_tile)(const struct product *p, int64_t row, int64_t vecto
     scale_at[o] = block * num_scales * LANES + lane;
   }
   UNROLL for (int i = 0; i < B * OUT; i++) sums[i] = (f32){0};
+  /* A row alone has its second digits where the codes are at hand. */
+  const int32_t *spiky = is_int8 && is_8 ? p->spiky + row * (1 + N) : NULL, *next = spiky;
+  f32 of_digits[4];
+  UNROLL for (int o = 0; o < OUT; o++) of_digits[o] = (f32){0};
+  int64_t next_spiky = spiky && B == 1 && *spiky ? *++next : -1;
   for (int64_t n = 0, left = m->scale_groups; n < N; n++) {
     f32 part[16];
     i32 whole[16];
@@ -688,8 +702,14 @@ INLINE void NAME(codes_tile)(const struct product *p, int64_t row, int64_t vecto
         const f32 minimum = NAME(load_scales)(m->minimums, scale_at[o], m->scale_type);
         UNROLL for (int b = 0; b < B; b++) sums[b * OUT + o] += minimum * p->x_sums[(row + b) * N + n];
       }
+      if (B == 1 && is_int8 && is_8 && n == next_spiky) {
+        f32 more = NAME(of_digits)(p, row, n, w[o], scale_at[o]);
+        ROUNDED(more);
+        of_digits[o] += more;
+      }
       w[o] += steps * 64;
     }
+    if (B == 1 && n == next_spiky) next_spiky = next < spiky + *spiky ? *++next : -1;
     if (!--left) {
       left = m->scale_groups;
       UNROLL for (int o = 0; o < OUT; o++) scale_at[o] += LANES;
@@ -699,7 +719,11 @@ INLINE void NAME(codes_tile)(const struct product *p, int64_t row, int64_t vecto
     UNROLL for (int o = 0; o < OUT; o++) {
       float lanes[WIDTH];
       memcpy(lanes, &sums[b * OUT + o], sizeof lanes);
-      if (is_int8 && is_8 && p->spiky[(row + b) * (1 + N)]) NAME(add_digits)(p, row + b, vector + o, lanes);
+      if (is_int8 && is_8 && p->spiky[(row + b) * (1 + N)]) {
+        if (B == 1) sums[o] += of_digits[o];
+        if (B == 1) memcpy(lanes, &sums[o], sizeof lanes);
+        else NAME(add_digits)(p, row + b, vector + o, lanes);
+      }
       for (int64_t i = 0, first = (vector + o) * WIDTH; i < WIDTH && first + i < m->outputs; i++)
         put(p, row + b, first + i, lanes[i]);
     }
