@@ -37,7 +37,7 @@ minimums   the same, or none. A weight is table[code] * scale + minimum; the tab
 
 #define G 32
 #define LANES 16
-#define SPIKY 1560 /* mean square of a group's codes, zeros left out: below it the largest is 3.2 times its root */
+#define SPIKY 1700 /* mean square of a group's codes, zeros left out: below it the largest is 3.1 times its root */
 #define PREFETCH 2048 /* bytes ahead, where a matrix is read from memory */
 #define INLINE static inline __attribute__((always_inline))
 
