@@ -157,6 +157,8 @@ async def compare(
                 prefix_reuse=False,
                 dtype=options.dtype,
                 quantize=options.quantize,
+                # Random weights repeat themselves, and how much is by chance.
+                speculate="off",
             )
             name = f"{len(peers)} worker{'s' if len(peers) > 1 else ''}"
             coordinators[name] = await stack.enter_async_context(open_coordinator(settings))
