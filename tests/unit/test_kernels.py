@@ -217,7 +217,7 @@ def test_a_row_gets_the_bits_that_it_gets_alone(
 
 
 def with_spikes(num_rows: int, num_inputs: int) -> torch.Tensor:
-    """Activations, [R, I], with a number beside which the others of its group are small: in some groups of some rows."""
+    """Activations, [R, I]; in some groups of some rows, a number beside which the others of the group are small."""
     x = torch.randn(num_rows, num_inputs)
     x[::3, 7::64] *= 50
     return x
