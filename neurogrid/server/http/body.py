@@ -73,10 +73,9 @@ def _parse(data: bytes) -> dict[str, object]:
     try:
         value = json.loads(data, parse_constant=_refuse_constant)
         # Half of a surrogate pair is no text: nothing could encode it, least of all into an answer. Nor is infinity a
-        # number of JSON, as which 1e999 is read.
-        json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
-        # Whoever writes a part of it later is called from deeper down.
-        json.dumps(reduce(lambda inner, _: [inner], range(SPARE_LEVELS), value))
+        # number of JSON, as which 1e999 is read. And whoever writes a part of it later is called from deeper down.
+        deeper = reduce(lambda inner, _: [inner], range(SPARE_LEVELS), value)
+        json.dumps(deeper, ensure_ascii=False, allow_nan=False).encode()
     except UnicodeEncodeError:
         raise APIError(400, "a string in the body has half of a surrogate pair") from None
     except (ValueError, RecursionError) as exc:

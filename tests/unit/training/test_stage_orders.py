@@ -64,7 +64,8 @@ class Members:
 
 
 def orders_of(members: Any) -> StageOrders:
-    return StageOrders(members, SimpleNamespace(run_id=bytes(16)), members.weights)  # type: ignore[arg-type]
+    facts: Any = SimpleNamespace(run_id=bytes(16))
+    return StageOrders(members, facts, members.weights)
 
 
 async def test_each_piece_has_its_time(weights: ChainWeights, autojump_clock: MockClock) -> None:
