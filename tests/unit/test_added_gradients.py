@@ -7,6 +7,7 @@ import copy
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from neurogrid.model.stages import added_gradients
 from neurogrid.model.stages.added_gradients import add_gradients_in_place
@@ -112,3 +113,33 @@ def test_a_shape_whose_product_is_made_in_pieces_is_left_to_torch(
     added_gradients._has_same_bits.cache_clear()
     assert same_gradients(plain, model)
     assert added == []
+
+
+def test_a_layer_that_is_left_to_torch_once_is_left_to_it(
+    added: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With few rows and with many in one pass: torch adds up both before it adds them to what is there."""
+    monkeypatch.setattr(added_gradients, "_has_same_bits", lambda rows, *shape: rows < ROWS)
+    torch.manual_seed(4)
+    plain = nn.Linear(WIDTH, WIDTH)
+    layer = copy.deepcopy(plain)
+    add_gradients_in_place(layer)
+    given = torch.randn(3, ROWS, WIDTH)
+    for each in (plain, layer):
+        for rows in given:
+            (each(rows).square().mean() + each(rows[:2]).tanh().sum()).backward()
+    assert same_gradients(plain, layer)
+    assert added == []
+
+
+def test_what_is_computed_again_goes_the_same_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(added_gradients, "_has_same_bits", lambda rows, *shape: rows < ROWS)
+    torch.manual_seed(5)
+    plain = nn.Linear(WIDTH, WIDTH)
+    layer = copy.deepcopy(plain)
+    add_gradients_in_place(layer)
+    for each in (plain, layer):
+        given = [torch.ones(num, WIDTH, requires_grad=True) for num in (2, ROWS, 3)]
+        for result in [checkpoint(each, one, use_reentrant=False) for one in given]:
+            result.square().sum().backward()
+    assert same_gradients(plain, layer)

@@ -37,8 +37,9 @@ class _Adding:
     def __init__(self, linear: nn.Linear) -> None:
         self._linear = linear
         self._last_pass = -1
-        # A layer that a model comes through more than once: torch adds up its gradients first.
-        self._is_shared = False
+        # Torch adds up the gradients of a layer that a model comes through more than once first. So it is to do with
+        # one whose products are made in pieces, be it for some of its micro-batches: others may be of the same pass.
+        self._is_left_to_torch = False
 
     def __call__(self, given: Tensor) -> Tensor:
         weight, bias, device = self._linear.weight, self._linear.bias, given.device.type
@@ -48,6 +49,11 @@ class _Adding:
             or torch.is_autocast_enabled(device)
             or not (torch.is_grad_enabled() and weight.requires_grad)
         )
+        if not is_plain:
+            rows, columns = (min(size, _TRIED) for size in weight.shape)
+            # By the rows alone: what is computed again for a backward pass has to go the same way.
+            is_plain = not _has_same_bits(given.shape[:-1].numel(), rows, columns)
+            self._is_left_to_torch |= is_plain
         if is_plain:
             return functional.linear(given, weight, bias)
         # Torch has no types for it.
@@ -68,11 +74,9 @@ class _Adding:
         if gradient is None:
             # As torch's own checkpointing tells backward passes apart.
             number: int = torch._C._current_graph_task_id()
-            self._is_shared |= number == self._last_pass
+            self._is_left_to_torch |= number == self._last_pass
             self._last_pass = number
-        elif not self._is_shared and _has_same_bits(
-            len(rows), *(min(each, _TRIED) for each in gradient.shape)
-        ):
+        elif not self._is_left_to_torch:
             torch.addmm(gradient, rows.t(), given, out=gradient)
             return None
         return rows.t() @ given
