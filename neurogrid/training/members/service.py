@@ -189,6 +189,8 @@ class MemberService:
         self._refusal = ""  # the last that was said
         self._came = RenewedEvent()
         self._report_changed = RenewedEvent()
+        # Reports that the leader has, as far as is known.
+        self._told: list[tuple[MessageCode, bytes]] = []
         for code, handler in (
             (RunMessage.ASK, self._on_ask),
             (RunMessage.START, self._on_start),
@@ -203,7 +205,7 @@ class MemberService:
             self.exchange.on_message(code, self._on_chain_message)
         for code in _OF_WITNESSED:
             self.exchange.on_message(code, self._on_witnessed_message)
-        self.exchange.on_peer_opened(lambda peer_id, hello: self._report_changed.set())
+        self.exchange.on_peer_opened(lambda peer_id, hello: self._tell_anew())
 
     @property
     def part(self) -> Part | None:
@@ -244,6 +246,7 @@ class MemberService:
                     if part is None:
                         await self._tell_failed(leader, start, exc)
                 if part is not None:
+                    self._told = []  # what was on its way goes with the task that sent it
                     await self._tell(part)
                 nursery.cancel_scope.cancel()
         self._part, self._obedience, self._scope = None, None, None
@@ -382,15 +385,27 @@ class MemberService:
     # What the leader is told
 
     async def _report(self, part: Part) -> None:
+        """Tell what has changed when it changes, and all of it with each heartbeat."""
         while True:
-            changed = self._report_changed.next
-            await self._tell(part)
-            await trio.sleep(_SMALLEST_PAUSE)
-            with trio.move_on_after(_HEARTBEAT):
-                await changed.wait()
+            all_at = trio.current_time() + _HEARTBEAT
+            self._told = []
+            while trio.current_time() < all_at:
+                changed = self._report_changed.next
+                await self._tell(part)
+                await trio.sleep(_SMALLEST_PAUSE)
+                with trio.move_on_at(all_at):
+                    await changed.wait()
+
+    def _tell_anew(self) -> None:
+        """Have a leader that may be another process told all."""
+        self._told = []
+        self._report_changed.set()
 
     async def _tell(self, part: Part) -> None:
-        await self._tell_leader(part.leader, part.reports())
+        reports, told = part.reports(), self._told
+        await self._tell_leader(part.leader, [each for each in reports if each not in told])
+        if self._told is told:  # else the leader is another one since
+            self._told = reports
 
     async def _tell_failed(self, leader: str, start: Start, error: NeuroGridError) -> None:
         """Tell a leader why there is no part in its run."""

@@ -16,7 +16,7 @@ from neurogrid.p2p.exchange.exchange import Exchange
 from neurogrid.p2p.memory import open_memory_network
 from neurogrid.p2p.wire import MessageCode
 from neurogrid.renewed_event import RenewedEvent
-from neurogrid.training.members import chain_part
+from neurogrid.training.members import chain_part, service
 from neurogrid.training.members.chain_part import ChainPart
 from neurogrid.training.members.service import MemberService
 from neurogrid.training.members.settings import MemberSettings
@@ -43,6 +43,7 @@ class Leader:
 
     exchange: Exchange
     worker: str
+    service: MemberService
     reports: list[Report] = field(default_factory=list)
     heard: RenewedEvent = field(default_factory=RenewedEvent)
 
@@ -89,9 +90,9 @@ async def leader_of_a_worker(folder: Path) -> AsyncIterator[Leader]:
             network.open_host() as host,
             trio.open_nursery() as nursery,
         ):
-            service = MemberService(host, MemberSettings(name="worker"), folder)
-            nursery.start_soon(service.run)
-            leader = Leader(Exchange(first, run_table(), role="coordinator"), host.peer_id)
+            member = MemberService(host, MemberSettings(name="worker"), folder)
+            nursery.start_soon(member.run)
+            leader = Leader(Exchange(first, run_table(), role="coordinator"), host.peer_id, member)
             leader.exchange.on_message(RunMessage.REPORT, leader.note)
             await host.connect(first.addresses[0])
             await leader.exchange.open(host.peer_id)
@@ -122,6 +123,34 @@ async def test_a_stage_whose_process_ends_at_once_is_told(
     async with leader_of_a_worker(tmp_path) as leader:
         for _ in range(2):
             assert await failing(leader) == "the stage's process ended with status 1"
+
+
+async def test_a_report_that_says_nothing_new_waits_for_the_heartbeat(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(StageProcess, "begin", lambda process: trio.sleep_forever())
+    monkeypatch.setattr(service, "_HEARTBEAT", 1000.0)
+    async with leader_of_a_worker(tmp_path) as leader:
+        await leader.start()
+        while not leader.reports:
+            await leader.heard.next.wait()
+        for _ in range(10):
+            leader.service._report_changed.set()
+            await trio.sleep(2 * service._SMALLEST_PAUSE)
+        assert len(leader.reports) == 1
+        # A leader that opens the exchange anew may be another process, which has heard of nothing.
+        heard = leader.heard.next
+        leader.service._tell_anew()
+        await heard.wait()
+
+
+async def test_a_heartbeat_says_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(StageProcess, "begin", lambda process: trio.sleep_forever())
+    async with leader_of_a_worker(tmp_path) as leader:
+        await leader.start()
+        while len(leader.reports) < 3:
+            await leader.heard.next.wait()
+        assert leader.reports[-1] == leader.reports[-2]
 
 
 async def test_files_of_one_part_are_given_until_the_next_one(
