@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import pytest
 import torch
@@ -36,14 +37,14 @@ class Model(nn.Module):
 
 
 @pytest.fixture
-def added(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+def added(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
     """The shapes of the gradients that were added in place."""
-    found: list[tuple[int, int]] = []
+    found: list[tuple[int, ...]] = []
     gradient = added_gradients._Adding.gradient
 
-    def spy(adding: added_gradients._Adding, rows: Tensor, given: Tensor) -> Tensor | None:
-        if (result := gradient(adding, rows, given)) is None:
-            found.append((rows.shape[1], given.shape[1]))
+    def spy(adding: added_gradients._Adding) -> Tensor | None:
+        if (result := gradient(adding)) is not None:
+            found.append(tuple(result.shape))
         return result
 
     monkeypatch.setattr(added_gradients._Adding, "gradient", spy)
@@ -67,7 +68,7 @@ def same_gradients(model: nn.Module, other: nn.Module) -> bool:
     )
 
 
-def test_it_gives_the_bits_of_torch(added: list[tuple[int, int]]) -> None:
+def test_it_gives_the_bits_of_torch(added: list[tuple[int, ...]]) -> None:
     torch.manual_seed(1)
     plain = Model()
     model = copy.deepcopy(plain)
@@ -82,7 +83,7 @@ def test_it_gives_the_bits_of_torch(added: list[tuple[int, int]]) -> None:
     assert model.state_dict().keys() == plain.state_dict().keys()
 
 
-def test_what_is_no_float32_is_left_to_torch(added: list[tuple[int, int]]) -> None:
+def test_what_is_no_float32_is_left_to_torch(added: list[tuple[int, ...]]) -> None:
     torch.manual_seed(2)
     plain = Model()
     model = copy.deepcopy(plain)
@@ -100,7 +101,7 @@ def test_what_is_no_float32_is_left_to_torch(added: list[tuple[int, int]]) -> No
 
 
 def test_a_shape_whose_product_is_made_in_pieces_is_left_to_torch(
-    added: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
+    added: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     added_gradients._has_same_bits.cache_clear()
     monkeypatch.setattr(torch, "addmm", lambda there, rows, given: there + rows @ given + 1e-3)
@@ -116,7 +117,7 @@ def test_a_shape_whose_product_is_made_in_pieces_is_left_to_torch(
 
 
 def test_a_layer_that_is_left_to_torch_once_is_left_to_it(
-    added: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
+    added: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With few rows and with many in one pass: torch adds up both before it adds them to what is there."""
     monkeypatch.setattr(added_gradients, "_has_same_bits", lambda rows, *shape: rows < ROWS)
@@ -143,3 +144,34 @@ def test_what_is_computed_again_goes_the_same_way(monkeypatch: pytest.MonkeyPatc
         for result in [checkpoint(each, one, use_reentrant=False) for one in given]:
             result.square().sum().backward()
     assert same_gradients(plain, layer)
+
+
+@pytest.mark.parametrize("padding", [None, 3])
+def test_of_an_embedding_the_rows_of_own_ids_change(
+    padding: int | None, added: list[tuple[int, ...]]
+) -> None:
+    torch.manual_seed(6)
+    plain = nn.Sequential(nn.Embedding(64, WIDTH, padding_idx=padding), nn.Tanh())
+    model = copy.deepcopy(plain)
+    add_gradients_in_place(model)
+    ids = torch.randint(8, (3, 2, ROWS))  # each id many times
+    for each in (plain, model):
+        for batch in ids:
+            (each(batch) * torch.linspace(-1, 1, ROWS)[:, None]).square().sum().backward()
+    assert same_gradients(plain, model)
+    assert added == [(64, WIDTH)] * 2
+
+
+@pytest.mark.parametrize("kinds", [{"max_norm": 1.0}, {"scale_grad_by_freq": True}])
+def test_an_embedding_of_another_kind_is_left_to_torch(
+    kinds: dict[str, Any], added: list[tuple[int, ...]]
+) -> None:
+    torch.manual_seed(7)
+    plain = nn.Embedding(64, WIDTH, **kinds)
+    model = copy.deepcopy(plain)
+    add_gradients_in_place(model)
+    for each in (plain, model):
+        for batch in torch.arange(ROWS).view(2, -1):
+            each(batch % 5).tanh().sum().backward()
+    assert same_gradients(plain, model)
+    assert added == []

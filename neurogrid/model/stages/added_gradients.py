@@ -1,13 +1,15 @@
-"""Linear layers that add the gradients of their weights where they are: one product, and no sum beside it.
+"""Layers that add the gradients of their weights where they are: one product or a few rows, and no sum beside it.
 
 Torch makes the gradient of a micro-batch, and then adds it to those of the others before: for weights that are large
 beside a micro-batch that is a good part of a backward pass. A product of float32 can begin with what is there. Where a
-library makes it in one go over the rows of a micro-batch, which is tried for each shape, that gives the same bits.
+library makes it in one go over the rows of a micro-batch, which is tried for each shape, that gives the same bits. Of
+an embedding only the rows of a micro-batch's own ids change.
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from functools import cache
 from typing import Any, Final
 
@@ -22,64 +24,81 @@ _TRIED: Final = 1024
 
 
 def add_gradients_in_place(model: nn.Module) -> None:
-    """Have the linear layers of a model that learn add their gradients so, in float32 on a CPU."""
+    """Have the linear layers and embeddings of a model that learn add their gradients so, in float32 on a CPU."""
     modules = list(model.modules())
     uses = Counter(id(each) for module in modules for each in module.parameters(recurse=False))
     for each in modules:
-        if type(each) is nn.Linear and each.weight.requires_grad and uses[id(each.weight)] == 1:
-            # An object that is called as a method is: mypy wants a function there.
-            each.forward = _Adding(each)  # type: ignore[method-assign, assignment]
+        # An object that is called as a method is: mypy wants a function there.
+        if type(each) is nn.Linear and _learns_alone(each.weight, uses):
+            each.forward = _AddingLinear(each)  # type: ignore[method-assign, assignment]
+        elif type(each) is nn.Embedding and _learns_alone(each.weight, uses) and _is_plain(each):
+            each.forward = _AddingEmbedding(each)  # type: ignore[method-assign, assignment]
+
+
+def _learns_alone(weight: Tensor, uses: Counter[int]) -> bool:
+    return weight.requires_grad and uses[id(weight)] == 1
+
+
+def _is_plain(embedding: nn.Embedding) -> bool:
+    return not (embedding.max_norm or embedding.scale_grad_by_freq or embedding.sparse)
 
 
 class _Adding:
-    """The forward pass of a layer."""
+    """What a layer's passes know of each other.
 
-    def __init__(self, linear: nn.Linear) -> None:
-        self._linear = linear
+    Args:
+        weight_of: gives the weight, which may be put into the layer later.
+    """
+
+    def __init__(self, weight_of: Callable[[], Tensor]) -> None:
+        self._weight_of = weight_of
         self._last_pass = -1
         # Torch adds up the gradients of a layer that a model comes through more than once first. So it is to do with
         # one whose products are made in pieces, be it for some of its micro-batches: others may be of the same pass.
-        self._is_left_to_torch = False
+        self.is_left_to_torch = False
 
-    def __call__(self, given: Tensor) -> Tensor:
-        weight, bias, device = self._linear.weight, self._linear.bias, given.device.type
-        is_plain = (
-            device != "cpu"
-            or weight.dtype != torch.float32
-            or torch.is_autocast_enabled(device)
-            or not (torch.is_grad_enabled() and weight.requires_grad)
+    def is_possible(self) -> bool:
+        """Whether a pass that begins now may add to what is there."""
+        weight = self._weight_of()
+        return (
+            weight.device.type == "cpu"
+            and weight.dtype == torch.float32
+            and not torch.is_autocast_enabled("cpu")
+            and torch.is_grad_enabled()
+            and weight.requires_grad
         )
-        if not is_plain:
-            rows, columns = (min(size, _TRIED) for size in weight.shape)
-            # By the rows alone: what is computed again for a backward pass has to go the same way.
-            is_plain = not _has_same_bits(given.shape[:-1].numel(), rows, columns)
-            self._is_left_to_torch |= is_plain
-        if is_plain:
-            return functional.linear(given, weight, bias)
-        # Torch has no types for it.
-        result: Tensor = _Linear.apply(given, weight, bias, self)  # type: ignore[no-untyped-call]
-        return result
 
-    def gradient(self, rows: Tensor, given: Tensor) -> Tensor | None:
-        """Compute the weight's gradient from the rows of a micro-batch, or add it where the others are.
-
-        Args:
-            rows: gradients of the outputs, [rows, O].
-            given: inputs, [rows, I].
-
-        Returns:
-            [O, I]; None where it is added already.
-        """
-        gradient = self._linear.weight.grad
+    def gradient(self) -> Tensor | None:
+        """The gradient that is there, for a backward pass to add to; None where it gives torch its own."""
+        gradient = self._weight_of().grad
         if gradient is None:
             # As torch's own checkpointing tells backward passes apart.
             number: int = torch._C._current_graph_task_id()
-            self._is_left_to_torch |= number == self._last_pass
+            self.is_left_to_torch |= number == self._last_pass
             self._last_pass = number
-        elif not self._is_left_to_torch:
-            torch.addmm(gradient, rows.t(), given, out=gradient)
-            return None
-        return rows.t() @ given
+        return None if self.is_left_to_torch else gradient
+
+
+class _AddingLinear:
+    """The forward pass of a linear layer."""
+
+    def __init__(self, linear: nn.Linear) -> None:
+        self._linear = linear
+        self._adding = _Adding(lambda: linear.weight)
+
+    def __call__(self, given: Tensor) -> Tensor:
+        weight, bias = self._linear.weight, self._linear.bias
+        is_adding = self._adding.is_possible()
+        if is_adding:
+            rows, columns = (min(size, _TRIED) for size in weight.shape)
+            # By the rows alone: what is computed again for a backward pass has to go the same way.
+            is_adding = _has_same_bits(given.shape[:-1].numel(), rows, columns)
+            self._adding.is_left_to_torch |= not is_adding
+        if not is_adding:
+            return functional.linear(given, weight, bias)
+        # Torch has no types for it.
+        result: Tensor = _Linear.apply(given, weight, bias, self._adding)  # type: ignore[no-untyped-call]
+        return result
 
 
 class _Linear(torch.autograd.Function):
@@ -101,8 +120,52 @@ class _Linear(torch.autograd.Function):
         of_given = (rows @ weight).view_as(given) if needs_given else None
         of_weight = None
         if needs_weight:
-            of_weight = ctx.adding.gradient(rows, given.reshape(-1, given.shape[-1]))
+            flat = given.reshape(-1, given.shape[-1])
+            if (there := ctx.adding.gradient()) is None:
+                of_weight = rows.t() @ flat
+            else:
+                torch.addmm(there, rows.t(), flat, out=there)
         return of_given, of_weight, rows.sum(0) if needs_bias else None, None
+
+
+class _AddingEmbedding:
+    """The forward pass of an embedding."""
+
+    def __init__(self, embedding: nn.Embedding) -> None:
+        self._embedding = embedding
+        self._adding = _Adding(lambda: embedding.weight)
+
+    def __call__(self, ids: Tensor) -> Tensor:
+        weight, padding = self._embedding.weight, self._embedding.padding_idx
+        if not self._adding.is_possible():
+            return functional.embedding(ids, weight, padding)
+        padded = -1 if padding is None else padding
+        # Torch has no types for it.
+        result: Tensor = _Embedding.apply(ids, weight, padded, self._adding)  # type: ignore[no-untyped-call]
+        return result
+
+
+class _Embedding(torch.autograd.Function):
+    """`functional.embedding`, whose padding is -1 where there is none."""
+
+    @staticmethod
+    def forward(ctx: Any, ids: Tensor, weight: Tensor, padding: int, adding: _Adding) -> Tensor:
+        ctx.save_for_backward(ids)
+        ctx.num_embeddings, ctx.padding, ctx.adding = len(weight), padding, adding
+        return functional.embedding(ids, weight)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        (ids,) = ctx.saved_tensors
+        make = torch.ops.aten.embedding_dense_backward
+        if (there := ctx.adding.gradient()) is None:
+            made = make(gradients[0], ids, ctx.num_embeddings, ctx.padding, False)
+            return None, made, None, None
+        is_kept = ids != ctx.padding
+        # Those of one id are added up first, as torch does.
+        own, places = ids[is_kept].unique(return_inverse=True)
+        there.index_add_(0, own, make(gradients[0][is_kept], places, len(own), -1, False))
+        return None, None, None, None
 
 
 @cache
