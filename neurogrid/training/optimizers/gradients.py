@@ -6,7 +6,8 @@ Both are the same whether a batch is computed at once, in micro-batches of uneve
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Final
 
 import torch
 from torch import Tensor
@@ -18,6 +19,8 @@ __all__ = ["clipping_factor", "square_of_norm", "token_weighted_loss"]
 IGNORED_LABEL = -100
 # Beside the norm, as in torch's clip_grad_norm_.
 CLIPPING_EPSILON = 1e-6
+# Elements; in float64 they take 1 MiB.
+_CACHED: Final = 128 * 1024
 
 
 def token_weighted_loss(logits_NV: Tensor, labels_N: Tensor, num_label_tokens: int) -> Tensor:
@@ -43,10 +46,18 @@ def token_weighted_loss(logits_NV: Tensor, labels_N: Tensor, num_label_tokens: i
 
 def square_of_norm(gradients: Iterable[Tensor]) -> float:
     """The sum of the squares of all elements, summed up in float64: of a stage, to be added to the others'."""
-    norms = (
-        float(torch.linalg.vector_norm(gradient, dtype=torch.float64)) for gradient in gradients
-    )
-    return sum(norm * norm for norm in norms)
+    return math.fsum(square for gradient in gradients for square in _squares(gradient.detach()))
+
+
+def _squares(gradient: Tensor) -> Iterator[float]:
+    """Sums of the squares of all elements of parts."""
+    if gradient.device.type != "cpu":
+        yield float(torch.linalg.vector_norm(gradient, dtype=torch.float64)) ** 2
+        return
+    # A CPU has no sum in float64 of float32 without a copy: of a part it stays in the cache.
+    for part in gradient.flatten().split(_CACHED):
+        wide = part.double()
+        yield float(wide.dot(wide))
 
 
 def clipping_factor(squares_of_norms: Sequence[float], max_norm: float) -> float:
