@@ -26,6 +26,8 @@ from tests.e2e.support import DEADLINE
 HOST = "127.0.0.1"
 GET = b"GET /%b HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
 
+LARGE = 64 * 2**20  # more than the kernel's buffers have room for
+
 
 class Flood:
     """Answers without end; tells when it has been stopped."""
@@ -55,6 +57,10 @@ async def hello(request: Request) -> Response:
     return PlainTextResponse("hello")
 
 
+async def large(request: Request) -> Response:
+    return PlainTextResponse("x" * LARGE)
+
+
 async def slowly(request: Request) -> Response:
     await trio.sleep(2.0)
     return PlainTextResponse("hello")
@@ -76,6 +82,7 @@ def serve(test: Callable[[str, Flood], Awaitable[None]]) -> None:
                 Route("/", hello),
                 Route("/slowly", slowly),
                 Route("/flood", flood),
+                Route("/large", large),
                 Route("/watched", Watched()),
             ]
         )
@@ -104,6 +111,22 @@ def test_a_client_that_reads_nothing_is_let_go(monkeypatch: pytest.MonkeyPatch) 
             await flood.stopped.wait()  # though the client is still there
             assert flood.num_sent > 0
             assert (await get(url)).text == "hello"
+
+    serve(test)
+
+
+def test_a_large_answer_has_the_time_of_a_slow_client(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serving, "SEND_TIMEOUT", 0.5)
+
+    async def test(url: str, flood: Flood) -> None:
+        async with await trio.open_tcp_stream(HOST, port_of(url)) as stream:
+            await stream.send_all(GET % b"large")
+            await trio.sleep(1.5)
+            received = 0
+            while received < LARGE:
+                data = await stream.receive_some(2**20)
+                assert data, f"the connection was closed after {received:,} bytes"
+                received += len(data)
 
     serve(test)
 

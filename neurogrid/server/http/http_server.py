@@ -37,8 +37,10 @@ logger = logging.getLogger(__name__)
 
 # As many as a process may have files by default, less what the rest of it needs.
 MAX_CONNECTIONS = 512
-# Seconds in which a client has to take what is sent to it, the kernel's buffers (some MiB) aside.
+# Seconds in which a client has to take what is sent to it, the kernel's buffers (some MiB) aside; and what it takes in
+# a second at least where that is a large body.
 SEND_TIMEOUT = 60.0
+LEAST_RATE = 16 * 1024
 # Seconds that a connection without a request is kept; longer than clients keep theirs, so that they close first.
 IDLE_TIMEOUT = 75
 # Seconds for what is answered when the block is left.
@@ -141,12 +143,15 @@ class _Connection:
         return data
 
     async def send_all(self, data: bytes) -> None:
-        with trio.move_on_after(SEND_TIMEOUT) as scope:
+        timeout = SEND_TIMEOUT + len(data) / LEAST_RATE
+        with trio.move_on_after(timeout) as scope:
             await self.stream.send_all(data)
         if scope.cancelled_caught:
             # Half of it may be out: nothing can be said on this connection any more.
             await trio.aclose_forcefully(self.stream)
-            raise trio.BrokenResourceError(f"the client read nothing for {SEND_TIMEOUT:g} s")
+            raise trio.BrokenResourceError(
+                f"the client did not read {len(data):,} bytes within {timeout:.0f} s"
+            )
 
     async def send_eof(self) -> None:
         await self.stream.send_eof()
