@@ -30,6 +30,8 @@ __all__ = ["LISTEN", "Meeting", "open_meeting"]
 LISTEN: Final = ("/ip4/0.0.0.0/tcp/0",)
 """Address for a member that was told none: all interfaces; only peers with the ticket are let in."""
 
+_LOCAL: Final = ("/ip4/127.0.0.1/tcp/0",)
+
 
 @dataclass(frozen=True, slots=True)
 class Meeting:
@@ -55,11 +57,11 @@ async def open_meeting(
     Args:
         where: a ticket, or the address of a member on this machine; None is the first member, which makes the ticket.
             It is good for 30 days, and no longer than that member is there: nobody else lets others in.
-        listen: multiaddrs to listen on. On loopback alone no ticket is needed.
+        listen: multiaddrs to listen on. On loopback alone no ticket is needed; who joins there listens there, too.
 
     Raises:
         ConfigurationError: it is neither, or leads to another machine without a ticket; or a first member is to listen
-            nowhere.
+            nowhere, or one that joins without a ticket elsewhere than on this machine.
     """
     if where is None and not listen:
         raise ConfigurationError(
@@ -80,8 +82,13 @@ async def open_meeting(
                 raise ConfigurationError(
                     f"a ticket leads to another machine, not an address: {where}"
                 )
+            if not is_local and tuple(listen) != LISTEN:
+                raise ConfigurationError(
+                    "a run that is joined without a ticket is of this machine alone, and listen= has "
+                    f"{', '.join(listen)}: leave it out, or give an address of 127.0.0.1"
+                )
             host = await stack.enter_async_context(
-                open_host(listen=("/ip4/127.0.0.1/tcp/0",), admission=LoopbackOnly())
+                open_host(listen=listen if is_local else _LOCAL, admission=LoopbackOnly())
             )
             yield Meeting(host, (where,), where)
         else:

@@ -7,6 +7,7 @@ import time
 import pytest
 
 from neurogrid.errors import ConfigurationError
+from neurogrid.p2p.hosts.host import is_loopback_address
 from neurogrid.p2p.trust import Ticket
 from neurogrid.training.loops.meeting import open_meeting
 
@@ -24,3 +25,16 @@ async def test_a_founder_that_listens_nowhere_is_told_so() -> None:
     with pytest.raises(ConfigurationError, match="listen= is empty"):
         async with open_meeting(None, listen=[]):
             pass
+
+
+async def test_who_joins_without_a_ticket_listens_where_it_is_told_to() -> None:
+    async with (
+        open_meeting(None, listen=["/ip4/127.0.0.1/tcp/0"]) as founder,
+        open_meeting(founder.invitation) as joiner,
+        open_meeting(founder.invitation, listen=[]) as silent,
+    ):
+        assert is_loopback_address(joiner.host.addresses[0])
+        assert silent.host.addresses == ()
+        with pytest.raises(ConfigurationError, match="of this machine alone, and listen= has"):
+            async with open_meeting(founder.invitation, listen=["/ip4/0.0.0.0/tcp/4001"]):
+                pass
