@@ -44,7 +44,7 @@ def _is_plain(embedding: nn.Embedding) -> bool:
 
 
 class _Adding:
-    """What a layer's passes know of each other.
+    """State that the passes of a layer have in common.
 
     Args:
         weight_of: gives the weight, which may be put into the layer later.
