@@ -73,7 +73,7 @@ _MOMENT: Final = 0.1
 # Seconds that another member of the stage may be ahead of this one with its micro-batches.
 _EARLY_TIMEOUT: Final = 600.0
 # Between two looks at how far the step is, for the leader to show.
-_PROGRESS_SECONDS: Final = 1.0
+_PROGRESS_SECONDS: Final = 0.5
 _ACTIVATIONS: Final = {"float32": "F32", "bfloat16": "BF16"}
 
 
@@ -448,6 +448,8 @@ class ChainPart:
             **more,
         )
         known = {"loading": "starting", "ready": "ready", "working": "training"}
+        if self._report.state == "training":
+            known["ready"] = "training"  # between two steps
         self._report = replace(
             self._report,
             # A stage that has failed is there for the next order.
