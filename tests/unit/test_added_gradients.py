@@ -42,7 +42,7 @@ def added(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
     found: list[tuple[int, ...]] = []
     gradient = added_gradients._Adding.gradient
 
-    def spy(adding: added_gradients._Adding) -> Tensor | None:
+    def spy(adding: added_gradients._Adding[Any]) -> Tensor | None:
         if (result := gradient(adding)) is not None:
             found.append(tuple(result.shape))
         return result
@@ -175,3 +175,15 @@ def test_an_embedding_of_another_kind_is_left_to_torch(
             each(batch % 5).tanh().sum().backward()
     assert same_gradients(plain, model)
     assert added == []
+
+
+def test_a_micro_batch_of_padding_alone_changes_nothing(added: list[tuple[int, ...]]) -> None:
+    torch.manual_seed(8)
+    plain = nn.Embedding(64, WIDTH, padding_idx=0)
+    model = copy.deepcopy(plain)
+    add_gradients_in_place(model)
+    for each in (plain, model):
+        for ids in (torch.arange(ROWS), torch.zeros(ROWS, dtype=torch.int64)):
+            (each(ids) + 1).square().sum().backward()
+    assert same_gradients(plain, model)
+    assert added == [(64, WIDTH)]

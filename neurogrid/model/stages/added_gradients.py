@@ -9,9 +9,8 @@ an embedding only the rows of a micro-batch's own ids change.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
 from functools import cache
-from typing import Any, Final
+from typing import Any, Final, Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +20,7 @@ __all__ = ["add_gradients_in_place"]
 
 # Rows and columns of a product that is tried: how it is cut along the rows of a micro-batch does not depend on more.
 _TRIED: Final = 1024
+Layer = TypeVar("Layer", nn.Linear, nn.Embedding)
 
 
 def add_gradients_in_place(model: nn.Module) -> None:
@@ -43,23 +43,19 @@ def _is_plain(embedding: nn.Embedding) -> bool:
     return not (embedding.max_norm or embedding.scale_grad_by_freq or embedding.sparse)
 
 
-class _Adding:
-    """State that the passes of a layer have in common.
+class _Adding(Generic[Layer]):
+    """The forward pass of a layer whose backward passes add to what is there, and what they have in common."""
 
-    Args:
-        weight_of: gives the weight, which may be put into the layer later.
-    """
-
-    def __init__(self, weight_of: Callable[[], Tensor]) -> None:
-        self._weight_of = weight_of
+    def __init__(self, layer: Layer) -> None:
+        self._layer: Layer = layer
         self._last_pass = -1
         # Torch adds up the gradients of a layer that a model comes through more than once first. So it is to do with
         # one whose products are made in pieces, be it for some of its micro-batches: others may be of the same pass.
-        self.is_left_to_torch = False
+        self._is_left_to_torch = False
 
-    def is_possible(self) -> bool:
+    def _is_possible(self) -> bool:
         """Whether a pass that begins now may add to what is there."""
-        weight = self._weight_of()
+        weight = self._layer.weight
         return (
             weight.device.type == "cpu"
             and weight.dtype == torch.float32
@@ -70,34 +66,28 @@ class _Adding:
 
     def gradient(self) -> Tensor | None:
         """The gradient that is there, for a backward pass to add to; None where it gives torch its own."""
-        gradient = self._weight_of().grad
+        gradient = self._layer.weight.grad
         if gradient is None:
             # As torch's own checkpointing tells backward passes apart.
             number: int = torch._C._current_graph_task_id()
-            self.is_left_to_torch |= number == self._last_pass
+            self._is_left_to_torch |= number == self._last_pass
             self._last_pass = number
-        return None if self.is_left_to_torch else gradient
+        return None if self._is_left_to_torch else gradient
 
 
-class _AddingLinear:
-    """The forward pass of a linear layer."""
-
-    def __init__(self, linear: nn.Linear) -> None:
-        self._linear = linear
-        self._adding = _Adding(lambda: linear.weight)
-
+class _AddingLinear(_Adding[nn.Linear]):
     def __call__(self, given: Tensor) -> Tensor:
-        weight, bias = self._linear.weight, self._linear.bias
-        is_adding = self._adding.is_possible()
+        weight, bias = self._layer.weight, self._layer.bias
+        is_adding = self._is_possible()
         if is_adding:
             rows, columns = (min(size, _TRIED) for size in weight.shape)
             # By the rows alone: what is computed again for a backward pass has to go the same way.
             is_adding = _has_same_bits(given.shape[:-1].numel(), rows, columns)
-            self._adding.is_left_to_torch |= not is_adding
+            self._is_left_to_torch |= not is_adding
         if not is_adding:
             return functional.linear(given, weight, bias)
         # Torch has no types for it.
-        result: Tensor = _Linear.apply(given, weight, bias, self._adding)  # type: ignore[no-untyped-call]
+        result: Tensor = _Linear.apply(given, weight, bias, self)  # type: ignore[no-untyped-call]
         return result
 
 
@@ -106,7 +96,7 @@ class _Linear(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, given: Tensor, weight: Tensor, bias: Tensor | None, adding: _Adding
+        ctx: Any, given: Tensor, weight: Tensor, bias: Tensor | None, adding: _AddingLinear
     ) -> Tensor:
         ctx.save_for_backward(given, weight)
         ctx.adding = adding
@@ -128,20 +118,14 @@ class _Linear(torch.autograd.Function):
         return of_given, of_weight, rows.sum(0) if needs_bias else None, None
 
 
-class _AddingEmbedding:
-    """The forward pass of an embedding."""
-
-    def __init__(self, embedding: nn.Embedding) -> None:
-        self._embedding = embedding
-        self._adding = _Adding(lambda: embedding.weight)
-
+class _AddingEmbedding(_Adding[nn.Embedding]):
     def __call__(self, ids: Tensor) -> Tensor:
-        weight, padding = self._embedding.weight, self._embedding.padding_idx
-        if not self._adding.is_possible():
+        weight, padding = self._layer.weight, self._layer.padding_idx
+        if not self._is_possible():
             return functional.embedding(ids, weight, padding)
         padded = -1 if padding is None else padding
         # Torch has no types for it.
-        result: Tensor = _Embedding.apply(ids, weight, padded, self._adding)  # type: ignore[no-untyped-call]
+        result: Tensor = _Embedding.apply(ids, weight, padded, self)  # type: ignore[no-untyped-call]
         return result
 
 
@@ -149,7 +133,9 @@ class _Embedding(torch.autograd.Function):
     """`functional.embedding`, whose padding is -1 where there is none."""
 
     @staticmethod
-    def forward(ctx: Any, ids: Tensor, weight: Tensor, padding: int, adding: _Adding) -> Tensor:
+    def forward(
+        ctx: Any, ids: Tensor, weight: Tensor, padding: int, adding: _AddingEmbedding
+    ) -> Tensor:
         ctx.save_for_backward(ids)
         ctx.num_embeddings, ctx.padding, ctx.adding = len(weight), padding, adding
         return functional.embedding(ids, weight)

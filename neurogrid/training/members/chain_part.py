@@ -448,12 +448,11 @@ class ChainPart:
             **more,
         )
         known = {"loading": "starting", "ready": "ready", "working": "training"}
-        if self._report.state == "training":
-            known["ready"] = "training"  # between two steps
+        is_between_steps = state == "ready" and self._report.state == "training"
         self._report = replace(
             self._report,
             # A stage that has failed is there for the next order.
-            state=known.get(state, "waiting"),
+            state="training" if is_between_steps else known.get(state, "waiting"),
             reason=self._stage_report.reason,
             memory_bytes=self._stage_report.memory_bytes,
             group_addresses=self._host.addresses[:16],
