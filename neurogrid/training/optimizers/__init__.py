@@ -2,6 +2,7 @@
 
 Nothing here knows a socket, a clock or a peer. What is added up over members comes from the caller.
 
+    adamw       torch's AdamW in pieces, which takes no memory beside it
     vectors     flat vectors, and spans of them
     rounding    a sum with a factor that has the same bits on every machine
     outer       DiLoCo's outer step, and plain averaging of weights
@@ -12,6 +13,7 @@ Nothing here knows a socket, a clock or a peer. What is added up over members co
     schedules   learning rates over a run
 """
 
+from neurogrid.training.optimizers.adamw import PiecewiseAdamW
 from neurogrid.training.optimizers.distro import ChunkedDct, Coefficients, Distro
 from neurogrid.training.optimizers.gradients import (
     clipping_factor,
@@ -35,6 +37,7 @@ __all__ = [
     "Distro",
     "Flight",
     "OuterOptimizer",
+    "PiecewiseAdamW",
     "PowerSgd",
     "SCHEDULES",
     "Spans",

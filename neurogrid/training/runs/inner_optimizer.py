@@ -8,7 +8,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from neurogrid.training.optimizers import schedule_of
+from neurogrid.training.optimizers import PiecewiseAdamW, schedule_of
 from neurogrid.training.runs.run_file import InnerSection
 
 __all__ = ["make_optimizer", "rates_of", "round_rates"]
@@ -24,8 +24,8 @@ def make_optimizer(inner: InnerSection, parameters: Iterable[Tensor]) -> torch.o
         return torch.optim.SGD(
             parameters, lr=inner.lr, momentum=inner.momentum, weight_decay=inner.weight_decay
         )
-    return torch.optim.AdamW(
-        parameters, lr=inner.lr, betas=inner.betas, eps=inner.eps, weight_decay=inner.weight_decay
+    return PiecewiseAdamW(
+        parameters, inner.lr, betas=inner.betas, eps=inner.eps, weight_decay=inner.weight_decay
     )
 
 
