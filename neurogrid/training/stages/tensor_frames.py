@@ -25,12 +25,16 @@ def as_frame(tensor: Tensor) -> dict[str, Any]:
 
 
 def of_frame(told: Mapping[str, Any]) -> Tensor:
-    """Read what `as_frame` gave into a tensor on the CPU; whole numbers become int64, as torch wants ids and labels.
+    """Read what `as_frame` gave as a tensor on the CPU, in the memory of a long one's bytes.
+
+    Whole numbers become int64, as torch wants ids and labels.
 
     Raises:
         ValueError: it has no elements, or other bytes than its shape and dtype have.
     """
-    dtype, shape, data = DTYPES[told["dtype"]], told["shape"], bytearray(told["data"])
+    dtype, shape, data = DTYPES[told["dtype"]], told["shape"], told["data"]
+    if not isinstance(data, bytearray):  # a short one; torch wants memory that may be written to
+        data = bytearray(data)
     if not data or len(data) != math.prod(shape) * dtype.itemsize:
         raise ValueError(f"{len(data):,} bytes are no tensor of {told['dtype']} {list(shape)}")
     tensor = torch.frombuffer(data, dtype=dtype).view(*shape)

@@ -115,9 +115,10 @@ class Child:
         if process is None:
             raise ChildEnded(f"the {self._what}'s process has ended")
         assert process.stdin is not None
-        data = pack(order)
+        parts = pack(order)
         try:
-            await process.stdin.send_all(data)
+            for part in parts:
+                await process.stdin.send_all(part)
             while "progress" in (told := await _receive(process)):
                 on_progress(told["progress"])
         except (trio.BrokenResourceError, trio.ClosedResourceError, EOFError) as exc:
@@ -203,19 +204,29 @@ def _widen(pipe: object) -> None:
 
 async def _receive(process: trio.Process | ForkedProcess) -> dict[str, Any]:
     """Receive the next frame, and unpack it."""
-    prefix = await _receive_bytes(process, LENGTH_BYTES)
+    prefix = await _receive_bytes(process, bytearray(LENGTH_BYTES))
     try:
-        return unpack(await _receive_bytes(process, parse_length(prefix)))
+        told, long = unpack(await _receive_bytes(process, bytearray(parse_length(prefix))))
     except ValueError as exc:
         raise _NoFrameError(f"{bytes(prefix)!r} and more, {exc}") from exc
+    for each in long:
+        await _receive_bytes(process, each)
+    return told
 
 
-async def _receive_bytes(process: trio.Process | ForkedProcess, length: int) -> bytearray:
-    assert process.stdout is not None
-    received = bytearray()
-    while len(received) < length:
-        data = await process.stdout.receive_some(min(length - len(received), _PIPE_BYTES))
-        if not data:
+async def _receive_bytes(process: trio.Process | ForkedProcess, room: bytearray) -> bytearray:
+    """Fill `room`, without a copy in between as trio's streams have it."""
+    stream, left = process.stdout, memoryview(room)
+    while left:
+        assert isinstance(stream, trio.lowlevel.FdStream)
+        if stream.fileno() < 0:
+            raise trio.ClosedResourceError
+        try:
+            num_bytes = os.readv(stream.fileno(), [left])
+        except BlockingIOError:
+            await trio.lowlevel.wait_readable(stream.fileno())
+            continue
+        if not num_bytes:
             raise EOFError
-        received += data
-    return received
+        left = left[num_bytes:]
+    return room

@@ -10,6 +10,7 @@ import os
 import select
 import threading
 from collections.abc import Callable
+from io import BufferedReader
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
@@ -59,8 +60,7 @@ def serve_orders(make: Callable[[dict[str, Any], BinaryIO], Program]) -> None:
                 raise
             text = f"there is no memory left to {order['order'].replace('_', ' ')}: {exc}"
             frame = pack({"error": TrainerError.__name__, "text": text})
-        answers.write(frame)
-        answers.flush()
+        _write(answers, frame)
         del frame  # the next order is carried out in the room of it
     # Nothing here is worth the time that torch takes to end.
     os._exit(0)
@@ -68,18 +68,26 @@ def serve_orders(make: Callable[[dict[str, Any], BinaryIO], Program]) -> None:
 
 def write_frame(answers: BinaryIO, told: dict[str, Any]) -> None:
     """Tell the owner something."""
-    answers.write(pack(told))
+    _write(answers, pack(told))
+
+
+def _write(answers: BinaryIO, frame: list[bytes | memoryview]) -> None:
+    for part in frame:
+        answers.write(part)
     answers.flush()
 
 
-def _read(orders: BinaryIO) -> dict[str, Any] | None:
+def _read(orders: BufferedReader) -> dict[str, Any] | None:
     """The next order; None where there is none any more."""
     prefix = orders.read(LENGTH_BYTES)
     if len(prefix) < LENGTH_BYTES:
         return None
     length = parse_length(prefix)
     data = orders.read(length)
-    return unpack(data) if len(data) == length else None
+    if len(data) < length:
+        return None
+    told, long = unpack(data)
+    return told if all(orders.readinto(each) == len(each) for each in long) else None
 
 
 def _end_with_stdin() -> None:

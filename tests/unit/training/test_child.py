@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 
 import pytest
@@ -95,3 +96,43 @@ async def test_an_answer_that_there_is_no_memory_for_is_said(
             await child.exchange({"order": "forward"}, lambda _: None)
         assert await child.exchange({"order": "forget"}, lambda _: None) == {"done": True}
         await child.end()
+
+
+ECHO = """
+from neurogrid.training.trainer import orders
+
+class Program:
+    def __init__(self, order, answers):
+        self._answers = answers
+
+    def opened(self):
+        return {}
+
+    def carry_out(self, order):
+        if order["order"] == "end":  # in the midst of an answer
+            first, second = orders.pack({"data": bytes(5000)})
+            self._answers.write(first + second[:100])
+            self._answers.flush()
+            raise SystemExit(3)
+        return {"tensor": {"data": order["data"], "size": len(order["data"])}}
+
+orders.serve_orders(Program)
+"""
+
+
+async def test_what_is_long_goes_there_and_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "echo_program.py").write_text(ECHO)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(child_module, "running_fork_server", lambda: None)
+    async with trio.open_nursery() as nursery:
+        child = Child("stage", "echo_program", (), nursery)
+        await child.start(threads=1)
+        await child.exchange({"order": "begin"}, lambda _: None)
+        for size in (0, 4095, 4096, 70_000, 3 * 1024**2):
+            data = random.Random(size).randbytes(size)
+            told = await child.exchange({"order": "echo", "data": data}, lambda _: None)
+            assert told == {"tensor": {"data": data, "size": size}}
+        with pytest.raises(ChildEnded, match="ended with status 3"):
+            await child.exchange({"order": "end"}, lambda _: None)

@@ -12,7 +12,7 @@ from neurogrid.training.stages.stage_process import PlainTensor
 from neurogrid.training.stages.tensor_frames import DTYPES, as_frame, of_frame
 from neurogrid.training.trainer.frames import LENGTH_BYTES, pack, unpack
 
-SHAPES = [(1,), (5,), (2, 3), (3, 4, 8), (1, 1, 1)]
+SHAPES = [(1,), (5,), (2, 3), (3, 4, 8), (1, 1, 1), (40, 64)]
 
 
 def example(dtype: str, shape: tuple[int, ...]) -> Tensor:
@@ -24,7 +24,11 @@ def example(dtype: str, shape: tuple[int, ...]) -> Tensor:
 
 def through_the_pipe(tensor: Tensor) -> Tensor:
     """As it goes from one process to the other."""
-    return of_frame(unpack(pack(as_frame(tensor))[LENGTH_BYTES:]))
+    first, *others = pack(as_frame(tensor))
+    told, long = unpack(bytes(first[LENGTH_BYTES:]))
+    for room, data in zip(long, others, strict=True):
+        room[:] = data
+    return of_frame(told)
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import struct
 from dataclasses import replace
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgpack import ExtType, packb
 
 from neurogrid.errors import ConfigurationError
 from neurogrid.training.runs.run_file import InnerSection
@@ -79,7 +81,8 @@ plain = st.recursive(
     | st.booleans()
     | st.integers(-(2**63), 2**64 - 1)
     | st.floats(allow_nan=False)
-    | st.text(),
+    | st.text()
+    | st.sampled_from([0, 1, 4095, 4096, 5000]).map(bytes),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
     max_leaves=8,
 )
@@ -87,15 +90,39 @@ plain = st.recursive(
 
 @given(st.dictionaries(st.text(), plain, max_size=4))
 def test_frames_come_back_as_they_went(told: dict[str, Any]) -> None:
-    frame = pack(told)
-    assert parse_length(frame[:LENGTH_BYTES]) == len(frame) - LENGTH_BYTES
-    assert unpack(frame[LENGTH_BYTES:]) == told
+    assert received(pack(told)) == told
+
+
+def received(frame: list[bytes | memoryview]) -> dict[str, Any]:
+    """A frame as it is read."""
+    pipe = BytesIO(b"".join(frame))
+    told, long = unpack(pipe.read(parse_length(pipe.read(LENGTH_BYTES))))
+    for each in long:
+        assert pipe.readinto(each) == len(each)
+    assert not pipe.read()
+    return told
+
+
+def test_what_is_long_is_copied_nowhere() -> None:
+    data = bytearray(100_000)
+    _, part = pack({"tensor": {"data": data}, "shape": [100_000]})
+    data[7] = 5
+    assert part[7] == 5
+
+
+@pytest.mark.parametrize(
+    ("code", "lengths"), [(2, [5000]), (1, [MAX_FRAME_BYTES]), (1, [MAX_FRAME_BYTES // 3] * 3)]
+)
+def test_no_more_may_follow_than_a_frame_may_have(code: int, lengths: list[int]) -> None:
+    told = {str(n): ExtType(code, struct.pack("!I", each)) for n, each in enumerate(lengths)}
+    with pytest.raises(ValueError, match="no msgpack"):
+        unpack(packb(told))
 
 
 @given(st.binary(max_size=64))
 def test_other_bytes_are_told_from_frames(data: bytes) -> None:
     try:
-        told = unpack(data)
+        told, _ = unpack(data)
     except ValueError:
         return
     assert isinstance(told, dict)
