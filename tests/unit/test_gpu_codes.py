@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -95,12 +96,17 @@ def test_rows_may_lie_anywhere() -> None:
 @on_a_gpu
 @pytest.mark.parametrize("bits", [8, 4])
 def test_a_layer_learns_through_them_there(bits: int) -> None:
-    codes = quantize(torch.randn(48, 128, generator=torch.Generator().manual_seed(0)), bits)
-    bias = nn.Parameter(torch.randn(48).to(CUDA))
-    linear = CodesLinear(codes.to(CUDA), bias, torch.float32, by_int8=True)
+    weight = torch.randn(48, 128, generator=torch.Generator().manual_seed(0))
+    learns_as_dense(quantize(weight, bits), CUDA)
+
+
+def learns_as_dense(codes: Codes, device: torch.device) -> None:
+    """Compare the products of a layer with codes, and gradients through it, with those of the dense weights."""
+    bias = nn.Parameter(torch.randn(codes.num_outputs).to(device))
+    linear = CodesLinear(codes.to(device), bias, torch.float32, by_int8=True)
     assert isinstance(linear._held, GpuMatrix)
-    given = torch.randn(1, 3, 128, requires_grad=True)
-    on_gpu = given.detach().to(CUDA).requires_grad_()
+    given = torch.randn(1, 3, codes.num_inputs, requires_grad=True)
+    on_gpu = given.detach().to(device).requires_grad_()
     dense = codes.dense(torch.float32)
     expected = given @ dense.t() + bias.cpu()
     result = linear(on_gpu)
@@ -139,28 +145,91 @@ def test_weights_in_the_order_of_torchs_kernel_are_made_at_once(
 
 INTERPRETED = """
 import torch
-from neurogrid.model.kernels import gpu_codes
-from neurogrid.model.kernels.gpu_codes import _Form, _wrong_product
-from tests.unit.test_gpu_codes import forms_of
+from neurogrid.model.kernels import gpu_codes, linear
+from neurogrid.model.kernels.gpu_codes import GpuMatrix, _Form, _wrong_product
+from tests.unit.test_gpu_codes import forms_of, learns_as_dense
 gpu_codes._CHECKED = ((6, 96, (1, 3)), (5, 100, (2,)))
+linear.gpu_matrix = lambda codes, dtype: GpuMatrix(codes)
 for name, codes in forms_of(4, 64).items():
     # Not bfloat16, which the interpreter does not round.
     for dtype in (torch.float32, torch.float16):
         wrong = _wrong_product(torch.device("cpu"), _Form.of(codes), dtype)
         assert not wrong, (name, dtype, wrong)
+    learns_as_dense(codes, torch.device("cpu"))
 print("right")
 """
 
+# As a launch does it, but for a device that is not there.
+COMPILED = """
+import torch
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource, compile
+from neurogrid.model.kernels import Codes, int4, launches, quantize, triton_kernels
+from neurogrid.model.kernels.gpu_codes import GpuMatrix
+from neurogrid.model.kernels.int4 import Int4Matrix
+from tests.unit.test_gpu_codes import forms_of
 
-@pytest.mark.skipif(not HAS_TRITON, reason="there is no Triton")
-def test_kernels_are_right_as_triton_interprets_them() -> None:
-    environment = {**os.environ, "TRITON_INTERPRET": "1"}
+NAMES = {torch.int8: "i8", torch.uint8: "u8", torch.int32: "i32", torch.float16: "fp16", torch.bfloat16: "bf16"}
+NAMES[torch.float32] = "fp32"
+compiled = set()
+
+def type_of(argument):
+    return "*" + NAMES[argument.dtype] if torch.is_tensor(argument) else "i32"
+
+class Kernel:
+    def __init__(self, name):
+        self.name, self.function = name, getattr(triton_kernels, name)
+
+    def __getitem__(self, grid):
+        def launch(*arguments, **options):
+            names = self.function.arg_names
+            is_constant = {each.name: each.is_constexpr for each in self.function.params}
+            given = dict(zip(names, arguments, strict=True))
+            signature = {key: "constexpr" if is_constant[key] else type_of(each) for key, each in given.items()}
+            constants = {key: each for key, each in given.items() if is_constant[key]}
+            source = ASTSource(self.function, signature, constants)
+            made = compile(source, target=GPUTarget("cuda", 90, 32), options=options)
+            assert made.asm["cubin"]
+            compiled.add((self.name, *constants.values()))
+        return launch
+
+class Kernels:
+    multiply_rows, make_dense, make_dense_of_tiles = map(Kernel, ("multiply_rows", "make_dense", "make_dense_of_tiles"))
+
+launches._kernels = lambda: Kernels
+# Where the first launch is, there is no device, and nothing is launched again.
+torch.accelerator.device_index = lambda index: torch.no_grad()
+for codes in forms_of(8, 64).values():
+    matrix = GpuMatrix(codes)
+    for num_rows in (1, 3):
+        matrix.multiply(torch.zeros(num_rows, 64, dtype=torch.bfloat16))
+    matrix.dense(torch.bfloat16)
+for group, num_inputs in ((32, 96), (256, 1024)):
+    Int4Matrix(int4._checked_codes(group, num_inputs), makes_dense=True).dense(torch.bfloat16)
+print(len(compiled))
+"""
+with_triton = pytest.mark.skipif(not HAS_TRITON, reason="there is no Triton")
+
+
+def run_with_triton(program: str, folder: Path, **variables: str) -> str:
+    """What a program prints, in a process of its own: Triton is told by its environment when it is imported."""
+    environment = {**os.environ, "TRITON_CACHE_DIR": str(folder), **variables}
     ran = subprocess.run(
-        [sys.executable, "-c", INTERPRETED], env=environment, capture_output=True, text=True
+        [sys.executable, "-c", program], env=environment, capture_output=True, text=True
     )
-    if "only 0-dimensional arrays" in ran.stderr:
-        pytest.skip("this Triton does not interpret with this NumPy")
-    assert ran.stdout == "right\n", ran.stderr
+    assert not ran.returncode, ran.stderr
+    return ran.stdout.strip()
+
+
+@with_triton
+def test_kernels_are_right_as_triton_interprets_them(tmp_path: Path) -> None:
+    assert run_with_triton(INTERPRETED, tmp_path, TRITON_INTERPRET="1") == "right"
+
+
+@with_triton
+def test_kernels_are_compiled_where_there_is_no_gpu(tmp_path: Path) -> None:
+    """For Hopper's; each form's rows, several rows and weights, and weights of two orders of tiles."""
+    assert run_with_triton(COMPILED, tmp_path) == "26"
 
 
 def test_codes_on_the_cpu_are_multiplied_by_others() -> None:
