@@ -11,10 +11,12 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
 import pytest
+import torch
 import trio
 
 from neurogrid.errors import NoRouteError, PeerRefusedError, TooLargeForPeerError
 from neurogrid.p2p import ErrorCode, TensorMessage
+from neurogrid.training.data.evaluating import HeldOut
 from neurogrid.training.leading.chains import members as members_module
 from neurogrid.training.leading.chains import step_deadline
 from neurogrid.training.leading.chains.chain import Chain
@@ -22,6 +24,8 @@ from neurogrid.training.leading.chains.leader import CHAIN_LEADER_TAKES
 from neurogrid.training.leading.chains.members import ChainWorker
 from neurogrid.training.leading.chains.step_deadline import StepDeadlines
 from neurogrid.training.leading.witnessed.leader import WITNESSED_LEADER_TAKES
+from neurogrid.training.trainer import FileRange
+from neurogrid.training.trainer.batches import Batch
 from neurogrid.training.wire.runs import (
     Apply,
     Follow,
@@ -502,3 +506,42 @@ async def test_a_slice_is_held_no_longer_than_its_steps(tmp_path: Path) -> None:
         await chain.leader.run()
         assert sorted(slices.fetched) == list(range(8))
         assert slices.held == {slices.fetched[-1]}
+
+
+async def test_few_micro_batches_are_evaluated_at_once(tmp_path: Path) -> None:
+    """A slow stage would have all that the one before it gives in its memory: of a large batch that is gigabytes."""
+    async with open_chain(tmp_path) as scripted:
+        leader = scripted.leader
+        chain = Chain(1, (("a",), ("b",)), (0, 2, 4), 0, counts={"a": 1, "b": 1})
+        leader._machine.rules = replace(leader._machine.rules, batch_samples=64)
+        leader._num_micro_batches = 32  # of two samples each
+        steps: list[int] = []
+
+        async def tell(peer_id: str, code: RunMessage, data: bytes) -> None:
+            if peer_id == "b":
+                told = Step.decode(data)
+                assert told.is_evaluation
+                steps.append(told.micro_batches)
+                done = StepDone(run=RUN, chain=1, step=3, loss=1.0, squared_norm=0.0)
+                chain.done.update({(3, peer): done for peer in chain.peers})
+
+        async def at_once(*given: object) -> None:
+            pass
+
+        class Reader:
+            def read(self, files: list[FileRange]) -> Batch:
+                ids = torch.zeros(files[0].stop - files[0].start, 4, dtype=torch.int64)
+                return Batch(ids, ids, ids.numel(), "")
+
+        stands_in: tuple[tuple[object, str, object], ...] = (
+            (leader, "_tell", tell),
+            (leader, "_send_tensors", at_once),
+            (leader, "_reader", Reader()),
+            (leader._members, "wait", at_once),
+        )
+        for owner, name, stand_in in stands_in:
+            setattr(owner, name, stand_in)
+        info = leader._manifest.slices[0]
+        assert await leader._sum_losses(chain, 3, HeldOut("", ((info, 37),))) == (3.0, 37 * 4)
+        # Four of each of both members, of two samples: 16, 16 and 5.
+        assert steps == [8, 8, 3]

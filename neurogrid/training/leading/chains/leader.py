@@ -105,6 +105,8 @@ _SLICE_TIMEOUT: Final = 120.0
 _LATEST: Final = 0.3
 # Seconds between looks at how long the run may take.
 _HOURS_LOOK: Final = 10.0
+# Micro-batches for each member that are evaluated at once.
+_EVALUATED: Final = 4
 # Steps in a row that may come to nothing.
 _MAX_NOT_FINITE: Final = 5
 
@@ -466,8 +468,9 @@ class ChainLeader:
     async def _compute(self, chain: Chain, step: int, batch: Batch, *, is_evaluation: bool) -> None:
         """Send a batch through the chain, and wait until all stages have told."""
         run = self._run_at(step if is_evaluation else step + 1)
-        wanted = min(self._wanted_micro_batches(run, chain), batch.num_samples)
-        pieces = list(batch.pieces(-(-batch.num_samples // wanted)))
+        num_samples = self._machine.rules.batch_samples if is_evaluation else batch.num_samples
+        wanted = min(self._wanted_micro_batches(run, chain), num_samples)
+        pieces = list(batch.pieces(-(-num_samples // wanted)))
         chain.step, chain.is_decided = step, False
         for peer in chain.peers:
             chain.done.pop((step, peer), None)
@@ -693,7 +696,10 @@ class ChainLeader:
     async def _sum_losses(self, chain: Chain, step: int, held_out: HeldOut) -> tuple[float, int]:
         """The losses of all labels together, and how many labels these are."""
         total, labels = 0.0, 0
-        at_once = self._machine.rules.batch_samples
+        whole = self._machine.rules.batch_samples
+        wanted = self._wanted_micro_batches(self._run_at(step), chain)
+        # No backward pass holds a stage up: one that is slow has all that those before it give waiting in its memory.
+        at_once = min(whole, -(-whole // wanted) * _EVALUATED * len(chain.peers))
         for info, count in held_out.samples:
             path = await self._slices.fetch(info, _SLICE_TIMEOUT)
             for start in range(0, count, at_once):
