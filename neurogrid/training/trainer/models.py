@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 from transformers import AutoModelForCausalLM, AutoModelForImageClassification
 
 from neurogrid.errors import CheckpointError, ConfigurationError, UnsupportedModelError
@@ -16,9 +18,12 @@ from neurogrid.model.files.checkpoint_files import read_model_config, weight_fil
 from neurogrid.model.files.config import build_config, build_image_config
 from neurogrid.model.files.model_code import MODEL_CODE_ERRORS, one_line, quiet_transformers
 from neurogrid.training.trainer.memory import is_out_of_memory
+from neurogrid.training.trainer.shared import make_shared, map_shared
 
 __all__ = ["make_model", "parse_config", "save_model", "trained_parameters"]
 
+# Bytes from which on a tensor lies in a file of its own.
+_LARGE: Final = 1024**2
 _CLASSES: dict[str, Any] = {
     "causal-lm": AutoModelForCausalLM,
     "image-classification": AutoModelForImageClassification,
@@ -40,7 +45,9 @@ def parse_config(config: str) -> dict[str, Any]:
     return raw
 
 
-def make_model(kind: str, config: str, *, seed: int, checkpoint: Path | None) -> torch.nn.Module:
+def make_model(
+    kind: str, config: str, *, seed: int, checkpoint: Path | None, folder: Path | None = None
+) -> torch.nn.Module:
     """The model, on the CPU, in float32.
 
     Args:
@@ -48,11 +55,12 @@ def make_model(kind: str, config: str, *, seed: int, checkpoint: Path | None) ->
         config: JSON of transformers' config.
         seed: of random weights.
         checkpoint: a directory with safetensors; None for random weights.
+        folder: a directory where random weights lie, so that there may be more of them than memory; None for memory.
 
     Raises:
         UnsupportedModelError: transformers has no such model, or the weights are quantised.
         CheckpointError: the checkpoint is damaged, or is of another model.
-        ConfigurationError: the config is no JSON, or there is no such directory.
+        ConfigurationError: the config is no JSON, or there is no such directory, or no room in `folder`.
     """
     raw = parse_config(config)
     built = build_config(raw) if kind == "causal-lm" else build_image_config(raw)
@@ -62,7 +70,8 @@ def make_model(kind: str, config: str, *, seed: int, checkpoint: Path | None) ->
     try:
         with quiet_transformers():
             if checkpoint is None:
-                return _CLASSES[kind].from_config(built, dtype=torch.float32)  # type: ignore[no-any-return]
+                with nullcontext() if folder is None else _InFiles(folder):
+                    return _CLASSES[kind].from_config(built, dtype=torch.float32)  # type: ignore[no-any-return]
             model, found = _CLASSES[kind].from_pretrained(
                 checkpoint,
                 config=built,
@@ -104,10 +113,43 @@ def trained_parameters(model: torch.nn.Module) -> dict[str, Tensor]:
     return found
 
 
-def save_model(model: torch.nn.Module, directory: Path) -> None:
-    """Write config.json and safetensors as transformers opens them, buffers too."""
+def save_model(model: torch.nn.Module, directory: Path, *, file_bytes: int | str = "50GB") -> None:
+    """Write config.json and safetensors as transformers opens them, buffers too.
+
+    Args:
+        file_bytes: the most of a file, unless a tensor has more; so much is in memory a second time meanwhile.
+    """
     with quiet_transformers():
-        model.save_pretrained(directory)  # type: ignore[operator]
+        model.save_pretrained(directory, max_shard_size=file_bytes)  # type: ignore[operator]
+
+
+class _InFiles(TorchFunctionMode):
+    """Large tensors of float32 that are made meanwhile lie in files, whose memory the system can take back.
+
+    Args:
+        folder: where there is room for them; there is nothing to be seen of them there.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self._path = folder / ".tensor"
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func is torch.empty:
+            asked = torch.empty(*args, **{**kwargs, "device": "meta"})
+            device = kwargs.get("device")
+            is_here = device is None or torch.device(device).type == "cpu"
+            if is_here and asked.dtype == torch.float32 and asked.nbytes >= _LARGE:
+                make_shared(self._path, asked.numel())
+                try:
+                    made = map_shared(self._path, asked.numel()).view(asked.shape)
+                finally:
+                    self._path.unlink()
+                return made.requires_grad_(asked.requires_grad)
+        return func(*args, **kwargs)
 
 
 def _check_checkpoint(kind: str, checkpoint: Path) -> None:

@@ -14,14 +14,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
-from transformers import LlamaConfig, ViTConfig
+from transformers import GPT2Config, LlamaConfig, Qwen3MoeConfig, ViTConfig
 
 from neurogrid.errors import CheckpointError, ConfigurationError, UnsupportedModelError
 from neurogrid.training.runs.run_file import InnerSection
-from neurogrid.training.trainer import FileRange, TrainerSettings
+from neurogrid.training.trainer import FileRange, TrainerSettings, models
 from neurogrid.training.trainer.batches import Batch
 from neurogrid.training.trainer.learner import Learner
-from neurogrid.training.trainer.models import make_model
+from neurogrid.training.trainer.models import make_model, save_model
 from neurogrid.training.trainer.shared import make_shared, map_shared, shared_directory
 from tests.unit.full_disk import full_disk
 
@@ -103,6 +103,61 @@ def test_checkpoints_that_are_none(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(SETTINGS.config)
     with pytest.raises(CheckpointError, match=r"has no model\.norm\.weight \(1 tensors"):
         make_model("causal-lm", SETTINGS.config, seed=0, checkpoint=tmp_path)
+
+
+TINY: dict[str, Any] = {
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+}
+EXPERTS: dict[str, Any] = {"moe_intermediate_size": 16, "num_experts": 4, "num_experts_per_tok": 2}
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        LlamaConfig(**TINY, architectures=["LlamaForCausalLM"]),
+        GPT2Config(
+            vocab_size=64, n_embd=32, n_layer=2, n_head=4, architectures=["GPT2LMHeadModel"]
+        ),
+        Qwen3MoeConfig(**TINY, **EXPERTS, architectures=["Qwen3MoeForCausalLM"]),
+    ],
+    ids=lambda config: str(config.model_type),
+)
+def test_random_weights_may_lie_in_files(
+    config: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same bits; nothing that is large is memory of the process, and nothing is left but what was saved."""
+    monkeypatch.setattr(models, "_LARGE", 1024)
+    text = json.dumps(config.to_dict())
+    expected: Any = make_model("causal-lm", text, seed=3, checkpoint=None)
+    made: Any = make_model("causal-lm", text, seed=3, checkpoint=None, folder=tmp_path)
+    assert not list(tmp_path.iterdir())
+    for (name, one), other in zip(made.named_parameters(), expected.parameters(), strict=True):
+        assert torch.equal(one, other), name
+        assert one.requires_grad == other.requires_grad
+        assert (one.untyped_storage().filename is not None) == (one.nbytes >= 1024), name
+    save_model(made, tmp_path, file_bytes=10_000)
+    assert len(list(tmp_path.glob("*.safetensors"))) > 1
+    again = make_model("causal-lm", text, seed=4, checkpoint=tmp_path)
+    assert all(map(torch.equal, again.parameters(), expected.parameters()))
+
+
+def test_files_that_there_is_no_room_for_are_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def make(path: Path, num_elements: int) -> None:
+        with full_disk():
+            make_shared(path, num_elements)
+
+    monkeypatch.setattr(models, "_LARGE", 1)
+    monkeypatch.setattr(models, "make_shared", make)
+    with pytest.raises(ConfigurationError, match=r"has no room for \d+ bytes of weights"):
+        make_model("causal-lm", SETTINGS.config, seed=0, checkpoint=None, folder=tmp_path)
+    assert not list(tmp_path.iterdir())
 
 
 def test_classes_are_those_of_the_config() -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import shutil
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import trio
 
@@ -66,6 +67,9 @@ from neurogrid.training.trainer.models import make_model, save_model
 from neurogrid.training.wire.runs import run_table
 
 __all__ = ["lead_chain"]
+
+# Of a file of the weights that a run begins with.
+_FILE_BYTES: Final = 256 * 1024 * 1024
 
 
 async def lead_chain(settings: LeaderSettings, progress: LeaderProgress, board: RunBoard) -> Path:
@@ -236,10 +240,12 @@ def _begun_with(model: Path, config: dict[str, Any], run: RunFile, directory: Ru
     made = directory.path / "stages" / "initial"
     if not (made / "config.json").is_file():
         partial = made.with_suffix(".partial")
-        partial.mkdir(parents=True, exist_ok=True)
-        save_model(
-            make_model(run.model.kind, json.dumps(config), seed=run.seed, checkpoint=None), partial
-        )
+        shutil.rmtree(partial, ignore_errors=True)  # of a time before, that did not come to its end
+        partial.mkdir(parents=True)
+        # The leader need not have room for the whole model in its memory, nor is it held afterwards.
+        text = json.dumps(config)
+        begun = make_model(run.model.kind, text, seed=run.seed, checkpoint=None, folder=partial)
+        save_model(begun, partial, file_bytes=_FILE_BYTES)
         # Before it has its name: a machine that loses its power has all of it, or none.
         sync_tree(partial)
         partial.rename(made)
