@@ -38,7 +38,8 @@ _NAME: Final = re.compile(r"step-(\d{1,18})")
 _PIECE: Final = re.compile(r"first|last|layer\.\d{1,5}", re.ASCII)
 _SUFFIX: Final = ".safetensors"
 _PARTIAL: Final = ".partial"
-_FETCH_TIMEOUT: Final = 600.0
+# For a piece: of a layer of 200 million numbers that learn it is 2.6 GB. A peer that is silent has a minute.
+_FETCH_TIMEOUT: Final = 3600.0
 # Files that are fetched at a time: each may be in memory.
 _MAX_FETCHES: Final = 2
 
