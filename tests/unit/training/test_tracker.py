@@ -6,7 +6,7 @@ import math
 from random import Random
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from neurogrid.training.runs.learning import judge_learning
@@ -111,6 +111,7 @@ def test_a_loss_that_is_no_number_rises_and_one_of_before_is_left_out() -> None:
     assert (told.direction, told.num) == (Direction.FALLING, 20)
 
 
+@example([0.0, 0.0, 0.0, 1.0, 0.0, 1.0, -1.0, 2.0, 1.0, -11004.0, 0.0])  # as many rise as fall
 @given(FIGURES)
 def test_a_trend_is_one_of_its_order(figures: list[float]) -> None:
     """Whatever comes, it is judged; backwards it is the other way round, and upside down too."""

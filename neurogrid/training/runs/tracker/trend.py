@@ -129,8 +129,15 @@ def _correlation(figures: Sequence[float]) -> float:
         for at, later in enumerate(figures)
         for first in figures[:at]
     )
+    upside_down = [-figure for figure in figures]
+    # Of figures that do neither more than the other, both curves are looked at.
+    curves = [figures] * (rising >= 0) + [upside_down] * (rising <= 0)
+    return max(map(_correlation_about_a_rise, curves))
+
+
+def _correlation_about_a_rise(figures: Sequence[float]) -> float:
     squares, products, num_pairs = [0.0], [0.0], 0
-    for level in _levels([figure if rising >= 0 else -figure for figure in figures]):
+    for level in _levels(figures):
         mean = fmean(level)
         beside = [figure - mean for figure in level]
         squares += [each * each for each in beside]
