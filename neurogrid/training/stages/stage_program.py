@@ -24,6 +24,7 @@ from neurogrid.training.trainer.errors import TrainerError
 from neurogrid.training.trainer.memory import (
     Memory,
     is_out_of_memory,
+    keep_freed,
     lift_limit,
     limit_memory,
     memory_of,
@@ -104,6 +105,9 @@ class _Program:
                 f"layers {settings.start} to {settings.stop - 1} do not fit into what is free of memory: cut the model "
                 "into more stages ([layout] stages), or give the member more (--memory-limit)"
             ) from exc
+        if not settings.adapter.r:
+            # Beside weights, gradients and moments it is little, and each step has it again.
+            keep_freed()
         self._stage = learner
         self._memory = memory_of(torch.device(settings.device), settings.memory_limit)
         return {

@@ -6,15 +6,27 @@ import ctypes
 from abc import ABC, abstractmethod
 from mmap import PAGESIZE
 from pathlib import Path
+from typing import Final
 
 import torch
 
 from neurogrid.errors import ConfigurationError
 from neurogrid.model.stages.device import device_memory
 
-__all__ = ["Memory", "free_memory", "is_out_of_memory", "lift_limit", "limit_memory", "memory_of"]
+__all__ = [
+    "Memory",
+    "free_memory",
+    "is_out_of_memory",
+    "keep_freed",
+    "lift_limit",
+    "limit_memory",
+    "memory_of",
+]
 
 _SELF = Path("/proc/self")
+# Of glibc's malloc.h.
+_M_TRIM_THRESHOLD: Final = -1
+_M_MMAP_THRESHOLD: Final = -3
 # What torch says, what oneDNN says that gets nothing for what it needs itself, and what others make of it.
 _NO_MEMORY = (
     "can't allocate memory",
@@ -171,3 +183,14 @@ def lift_limit() -> None:
 
     _, hard = getrlimit(RLIMIT_DATA)
     setrlimit(RLIMIT_DATA, (hard, hard))
+
+
+def keep_freed() -> None:
+    """Have memory that is freed kept for what is made next, but for what is very large; where the C library is glibc.
+
+    What a step makes and frees, the next one makes again. The system would give each page anew, with zeros in it.
+    """
+    if (mallopt := getattr(ctypes.CDLL(None), "mallopt", None)) is not None:
+        # Glibc itself comes to this when something so large has been freed, and takes no more.
+        mallopt(_M_MMAP_THRESHOLD, 32 * 1024**2)
+        mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)

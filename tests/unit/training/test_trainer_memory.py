@@ -1,7 +1,9 @@
-"""How much memory there is for a step on an accelerator, by what its makers tell."""
+"""How much memory there is for a step on an accelerator, by what its makers tell; and what a process keeps."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -35,3 +37,34 @@ def test_a_device_of_which_nobody_says_what_a_step_takes(monkeypatch: pytest.Mon
     monkeypatch.setattr(torch, "get_device_module", lambda device: module)
     with pytest.raises(ConfigurationError, match="how much memory a step takes on mps:0"):
         memory_of(torch.device("mps", 0), 0)
+
+
+FREES = """
+import resource
+import sys
+import torch
+from neurogrid.training.trainer.memory import keep_freed
+
+if int(sys.argv[1]):
+    keep_freed()
+
+def step():
+    made = [torch.zeros(1_000_000) for _ in range(32)]
+
+step()
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for _ in range(5):
+    step()
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="glibc is Linux's")
+def test_what_a_step_frees_the_next_one_has() -> None:
+    """In pages that the system had to give: of 128 MB a step."""
+
+    def num_pages(*, are_kept: bool) -> int:
+        command = [sys.executable, "-c", FREES, str(int(are_kept))]
+        return int(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+
+    assert num_pages(are_kept=True) * 10 < num_pages(are_kept=False)
