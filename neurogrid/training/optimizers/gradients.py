@@ -21,6 +21,8 @@ IGNORED_LABEL = -100
 CLIPPING_EPSILON = 1e-6
 # Elements; in float64 they take 1 MiB.
 _CACHED: Final = 128 * 1024
+# Apple's GPUs have no float64.
+_SUMMED_ON_CPU: Final = ("cpu", "mps")
 
 
 def token_weighted_loss(logits_NV: Tensor, labels_N: Tensor, num_label_tokens: int) -> Tensor:
@@ -51,11 +53,11 @@ def square_of_norm(gradients: Iterable[Tensor]) -> float:
 
 def _squares(gradient: Tensor) -> Iterator[float]:
     """Sums of the squares of all elements of parts."""
-    if gradient.device.type != "cpu":
+    if gradient.device.type not in _SUMMED_ON_CPU:
         yield float(torch.linalg.vector_norm(gradient, dtype=torch.float64)) ** 2
         return
     # A CPU has no sum in float64 of float32 without a copy: of a part it stays in the cache.
-    for part in gradient.flatten().split(_CACHED):
+    for part in gradient.cpu().flatten().split(_CACHED):
         wide = part.double()
         yield float(wide.dot(wide))
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -119,3 +121,22 @@ def test_clipping_over_stages_is_that_of_torch_over_all(max_norm: float) -> None
         torch.testing.assert_close(factor * gradient, parameter.grad)
     with pytest.raises(ValueError, match="greatest norm"):
         clipping_factor(squares, 0.0)
+
+
+def test_a_norm_is_had_where_there_is_no_float64() -> None:
+    """As on Apple's GPUs."""
+    here = torch.tensor([3.0, 4.0])
+
+    class There:
+        """Such a tensor there."""
+
+        device = SimpleNamespace(type="mps")
+
+        def detach(self) -> There:
+            return self
+
+        def cpu(self) -> torch.Tensor:
+            return here
+
+    there: Any = There()
+    assert square_of_norm([there, here]) == 50.0
