@@ -450,6 +450,14 @@ async def test_other_tensors_are_refused_by_name() -> None:
                 pass
 
 
+async def test_vectors_that_all_weigh_nothing_have_no_mean() -> None:
+    async with a_group(1) as peers:
+        group, (vector,) = peers.all[0].group, vectors(1)
+        with pytest.raises(RoundTimeout, match="whose vector weighs more than 0"):
+            await group.average(vector, weight=0.0, timeout=0.5)
+        assert (await group.average(vector, weight=1.0, timeout=TIMEOUT)).round == 1
+
+
 async def test_a_round_that_is_not_decided_says_for_whom_it_waits() -> None:
     async with a_group(2, grace=20.0) as peers:
         one, other = peers.all

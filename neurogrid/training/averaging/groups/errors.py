@@ -24,9 +24,10 @@ class RoundTimeout(GroupError):
     """
 
     def __init__(self, round_: int, seconds: float, waits_for: tuple[str, ...]) -> None:
-        peers = ", ".join(waits_for) or "a leader, or enough of its members"
+        # A round of vectors that all weigh nothing, of members that made no sample, has no mean.
+        unknown = "a leader, enough of its members, or one of them whose vector weighs more than 0"
         super().__init__(
-            f"round {round_} was not decided within {seconds:g} s: it waits for {peers}"
+            f"round {round_} was not decided within {seconds:g} s: it waits for {', '.join(waits_for) or unknown}"
         )
         self.round = round_
         self.waits_for = waits_for
