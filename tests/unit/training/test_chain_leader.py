@@ -372,6 +372,31 @@ async def test_two_that_could_not_reach_each_other_are_neighbours_where_there_is
         assert not [text for text in chain.progress.said if "cannot reach" in text]
 
 
+async def test_whose_neighbour_has_gone_has_not_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """But who says so of one that is here, of another chain, or of a stranger."""
+    async with open_chain(tmp_path) as chain:
+        one, other = chain.members
+        known = chain.leader._members
+        while len(known._workers) < 2:
+            await trio.sleep(0.01)
+        worker = known.get(one.peer_id)
+        known.get(other.peer_id).stage = StageReport(RUN, 7, "working", 0)
+
+        def told(lost: str, number: int = 7) -> int:
+            worker.num_failures = 0
+            report = StageReport(RUN, number, "failed", 0, reason="it is lost", lost=lost)
+            worker.stage = report
+            assert known.note_failed(one.peer_id, number) == "it is lost"
+            return worker.num_failures
+
+        assert told(other.peer_id) == 1
+        monkeypatch.setattr(known._host, "is_connected", lambda peer: peer != other.peer_id)
+        assert told(other.peer_id) == 0
+        assert told(other.peer_id, number=8) == told("a stranger") == told("") == 1
+
+
 async def test_who_comes_anew_may_be_reached(tmp_path: Path) -> None:
     async with open_chain(tmp_path) as chain:
         one, other = chain.members

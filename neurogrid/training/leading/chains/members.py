@@ -229,7 +229,11 @@ class ChainMembers:
         worker, told = self.get(peer_id), self._told(peer_id, chain)
         if told is None or told.state != "failed":
             return ""
-        if not (_NO_MEMORY in told.reason and self._on_no_memory(worker)):
+        # Of a member of the same chain that has gone its neighbours tell. They have not failed.
+        has_neighbour_gone = self._told(told.lost, chain) and not self._host.is_connected(told.lost)
+        if not has_neighbour_gone and not (
+            _NO_MEMORY in told.reason and self._on_no_memory(worker)
+        ):
             self.count_failure(peer_id, told.reason)
         return told.reason
 
