@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +26,7 @@ from neurogrid.training.averaging.parts import Layout
 from neurogrid.training.optimizers import token_weighted_loss
 from neurogrid.training.runs.estimate import member_bytes
 from neurogrid.training.runs.inner_optimizer import make_optimizer, rates_of
-from neurogrid.training.runs.trainer_settings import TrainerSettings
+from neurogrid.training.runs.trainer_settings import FileRange, TrainerSettings
 from neurogrid.training.trainer.batches import Batch, BatchReader
 from neurogrid.training.trainer.memory import Memory, is_out_of_memory, memory_of
 from neurogrid.training.trainer.models import make_model, save_model, trained_parameters
@@ -141,6 +141,20 @@ class Learner:
         if not self.micro_batch:
             self._model.train()
             self.micro_batch = self._find_micro_batch(batch)
+
+    def read(self, ranges: Sequence[FileRange]) -> Batch:
+        """Read a batch, in the room of what was freed and is kept for later where there is no other.
+
+        Raises:
+            BatchError: as of `BatchReader.read`.
+        """
+        try:
+            return self.reader.read(ranges)
+        except (RuntimeError, MemoryError) as exc:
+            if not is_out_of_memory(exc):
+                raise
+        self.memory.let_go()
+        return self.reader.read(ranges)
 
     def compute_gradients(self, batch: Batch, *, number: int, seed: int) -> float:
         """The gradients of a batch's mean loss, which is returned.

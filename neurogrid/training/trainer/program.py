@@ -110,7 +110,7 @@ class _Program:
         told_at = 0.0
         for index, fields in enumerate(order["batches"]):
             batch_began = time.perf_counter()
-            batch = learner.reader.read(_ranges(fields))
+            batch = learner.read(_ranges(fields))
             if not learner.micro_batch:
                 learner.fit(batch)
                 batch_began = time.perf_counter()  # others take no such time
@@ -169,7 +169,7 @@ class _Program:
 
     def _gradient(self, order: dict[str, Any]) -> dict[str, Any]:
         learner = self._learner
-        batch = learner.reader.read(_ranges(order["batch"]))
+        batch = learner.read(_ranges(order["batch"]))
         learner.fit(batch)
         began = time.perf_counter()
         learner.read_weights(self._weights)
@@ -211,7 +211,7 @@ class _Program:
         for part in _ranges(fields):
             for start in range(part.start, part.stop, _READ_AT_ONCE):
                 stop = min(start + _READ_AT_ONCE, part.stop)
-                yield self._learner.reader.read([FileRange(part.path, start, stop)])
+                yield self._learner.read([FileRange(part.path, start, stop)])
 
     def _write_weights(self) -> None:
         self._control.is_writing = True

@@ -168,6 +168,32 @@ def test_classes_are_those_of_the_config() -> None:
     assert model.config.num_labels == model.classifier.out_features == 7
 
 
+def test_what_is_kept_for_later_makes_room_for_a_batch(
+    batch: list[FileRange], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was freed counts for the limit as long as it is kept; the error is what safetensors says."""
+    learner = Learner(SETTINGS, None)
+    read = learner.reader.read
+    is_full, text = (
+        [True],
+        "unable to mmap 16464 bytes from file <slice>: Cannot allocate memory (12)",
+    )
+
+    def read_full(ranges: list[FileRange]) -> Batch:
+        if is_full[0]:
+            raise RuntimeError(text)
+        return read(ranges)
+
+    monkeypatch.setattr(learner.reader, "read", read_full)
+    with pytest.raises(RuntimeError, match="Cannot allocate"):
+        learner.read(batch)
+    monkeypatch.setattr(learner.memory, "let_go", lambda: is_full.__setitem__(0, False))
+    assert torch.equal(learner.read(batch).inputs, read(batch).inputs)
+    is_full[0], text = True, "what is no matter of memory"
+    with pytest.raises(RuntimeError, match="no matter"):
+        learner.read(batch)
+
+
 def test_rates_are_those_of_the_steps_numbers(batch: list[FileRange]) -> None:
     """Whatever was computed before; beyond the run that of its last step."""
     learner = Learner(SETTINGS, None)
