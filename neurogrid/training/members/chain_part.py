@@ -64,9 +64,9 @@ logger = logging.getLogger(__name__)
 WEIGHTS_PIECE: Final = "weights."
 """Prefix of the names of pieces that are weights of the checkpoint, and no state."""
 
-# For a piece of the state or of the weights, which all members may have from the leader at once. A peer that is silent
-# has a minute.
-_FETCH_TIMEOUT: Final = 3600.0
+# For a piece of the state, and of the weights, which all members have from the leader at once.
+_STATE_TIMEOUT: Final = 600.0
+_WEIGHTS_TIMEOUT: Final = 3600.0
 _DIAL_TIMEOUT: Final = 30.0
 # Seconds between two looks at whether somebody has dialled.
 _MOMENT: Final = 0.1
@@ -374,9 +374,11 @@ class ChainPart:
             if blob_id not in self._fetched:
                 peers = [*self._providers(order, name), self.leader]
                 path = directory / "pieces" / blob_id.hex()
+                is_weights = name.startswith(WEIGHTS_PIECE)
+                timeout = _WEIGHTS_TIMEOUT if is_weights else _STATE_TIMEOUT
                 # One that serves many at once is busy for some of them.
                 await fetch_file_patiently(
-                    self._blobs.transfers, blob_id, peers, path, timeout=_FETCH_TIMEOUT
+                    self._blobs.transfers, blob_id, peers, path, timeout=timeout
                 )
                 self._fetched[blob_id] = path
         return {name: self._fetched[blob_id] for name, blob_id in wanted.items()}

@@ -72,6 +72,12 @@ class ChainNumbers:
     coded: tuple[int, ...] = ()
 
     @property
+    def largest_piece(self) -> int:
+        """The parameters that learn of the largest piece of a state: of a layer, or of what stands outside of them."""
+        learn = self.adapters if any(self.adapters) else self.layers
+        return max(*learn, self.first, self.last)
+
+    @property
     def num_parameters(self) -> int:
         """Parameters of the model, without the adapter."""
         return sum(self.layers) + self.ends

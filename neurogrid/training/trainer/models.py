@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from transformers import AutoModelForCausalLM, AutoModelForImageClassification
@@ -71,7 +72,8 @@ def make_model(
         with quiet_transformers():
             if checkpoint is None:
                 with nullcontext() if folder is None else _InFiles(folder):
-                    return _CLASSES[kind].from_config(built, dtype=torch.float32)  # type: ignore[no-any-return]
+                    made: torch.nn.Module = _CLASSES[kind].from_config(built, dtype=torch.float32)
+                    return made
             model, found = _CLASSES[kind].from_pretrained(
                 checkpoint,
                 config=built,
@@ -118,9 +120,16 @@ def save_model(model: torch.nn.Module, directory: Path, *, file_bytes: int | str
 
     Args:
         file_bytes: the most of a file, unless a tensor has more; so much is in memory a second time meanwhile.
+
+    Raises:
+        OSError: it cannot be written.
     """
-    with quiet_transformers():
-        model.save_pretrained(directory, max_shard_size=file_bytes)  # type: ignore[operator]
+    save: Any = model.save_pretrained
+    try:
+        with quiet_transformers():
+            save(directory, max_shard_size=file_bytes)
+    except SafetensorError as exc:
+        raise OSError(str(exc)) from exc
 
 
 class _InFiles(TorchFunctionMode):

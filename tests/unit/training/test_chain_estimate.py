@@ -333,3 +333,11 @@ def test_replicas_have_common_weights_and_momentum_besides() -> None:
     assert needed[1] - needed[0] == 8 * NUMBERS.num_parameters
     averaging = replace(run, outer=replace(outer, momentum=0.0))
     assert estimate_chain(averaging, NUMBERS).state_bytes == alone.state_bytes
+
+
+def test_the_largest_piece_is_of_what_learns() -> None:
+    numbers = ChainNumbers((10, 30, 20), (0, 0, 0), 60, 25, 28, 8, 16)
+    assert numbers.largest_piece == 30
+    assert replace(numbers, first=31).largest_piece == 31
+    adapted = replace(numbers, adapters=(1, 3, 2), first=0, last=0)
+    assert adapted.largest_piece == 3

@@ -160,6 +160,12 @@ def test_files_that_there_is_no_room_for_are_said(
     assert not list(tmp_path.iterdir())
 
 
+def test_a_model_that_there_is_no_room_for_is_an_error_of_the_disk(tmp_path: Path) -> None:
+    model = make_model("causal-lm", SETTINGS.config, seed=0, checkpoint=None)
+    with full_disk(), pytest.raises(OSError, match=r"File too large|I/O error"):
+        save_model(model, tmp_path)
+
+
 def test_classes_are_those_of_the_config() -> None:
     sizes: dict[str, Any] = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
     config = ViTConfig(intermediate_size=8, image_size=16, patch_size=8, num_labels=7, **sizes)

@@ -244,10 +244,16 @@ def _begun_with(model: Path, config: dict[str, Any], run: RunFile, directory: Ru
         partial.mkdir(parents=True)
         # The leader need not have room for the whole model in its memory, nor is it held afterwards.
         text = json.dumps(config)
-        begun = make_model(run.model.kind, text, seed=run.seed, checkpoint=None, folder=partial)
-        save_model(begun, partial, file_bytes=_FILE_BYTES)
-        # Before it has its name: a machine that loses its power has all of it, or none.
-        sync_tree(partial)
+        try:
+            begun = make_model(run.model.kind, text, seed=run.seed, checkpoint=None, folder=partial)
+            save_model(begun, partial, file_bytes=_FILE_BYTES)
+            # Before it has its name: a machine that loses its power has all of it, or none.
+            sync_tree(partial)
+        except OSError as exc:
+            shutil.rmtree(partial, ignore_errors=True)
+            raise ConfigurationError(
+                f"{partial}: the weights to begin with cannot be written: {exc}; make room there"
+            ) from exc
         partial.rename(made)
         sync(made.parent)
     return made

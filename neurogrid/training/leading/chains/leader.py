@@ -105,6 +105,8 @@ _SLICE_TIMEOUT: Final = 120.0
 _LATEST: Final = 0.3
 # Seconds between looks at how long the run may take.
 _HOURS_LOOK: Final = 10.0
+# Bytes that a state has beside each number that learns: the moments of AdamW, and of replicas the outer momentum.
+_MOST_KEPT_BYTES: Final = 12
 # Micro-batches for each member that are evaluated at once.
 _EVALUATED: Final = 4
 # Steps in a row that may come to nothing.
@@ -543,6 +545,11 @@ class ChainLeader:
                 before = worker.pace
                 worker.pace = now if before is None else before + _LATEST * (now - before)
 
+    @property
+    def _piece_bytes(self) -> int:
+        """Bytes of the largest piece of a state at most."""
+        return (4 + _MOST_KEPT_BYTES) * self._numbers.largest_piece
+
     def _wanted_micro_batches(self, run: RunFile, chain: Chain) -> int:
         """Micro-batches of a whole batch: as many as leave room in what members lend, more once memory was full."""
         lent = [
@@ -613,7 +620,9 @@ class ChainLeader:
             pieces |= self._pieces_of(chain, peer, chain.applied[step, peer])
         try:
             with unwrap_errors():
-                await self._state.keep(step + 1, pieces, self._transfers)
+                await self._state.keep(
+                    step + 1, pieces, self._transfers, piece_bytes=self._piece_bytes
+                )
         except TransportError as exc:
             raise ChainBroken(f"the state after step {step + 1} cannot be fetched: {exc}") from exc
         self._members.note_done(chain.peers)

@@ -229,11 +229,9 @@ class ChainMembers:
         worker, told = self.get(peer_id), self._told(peer_id, chain)
         if told is None or told.state != "failed":
             return ""
-        # Of a member of the same chain that has gone its neighbours tell. They have not failed.
-        has_neighbour_gone = self._told(told.lost, chain) and not self._host.is_connected(told.lost)
-        if not has_neighbour_gone and not (
-            _NO_MEMORY in told.reason and self._on_no_memory(worker)
-        ):
+        if self._told(told.lost, chain) is not None and not self._host.is_connected(told.lost):
+            return told.reason  # whose neighbour has gone has not failed
+        if not (_NO_MEMORY in told.reason and self._on_no_memory(worker)):
             self.count_failure(peer_id, told.reason)
         return told.reason
 

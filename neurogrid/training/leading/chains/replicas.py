@@ -506,7 +506,9 @@ class ReplicasLeader(ChainLeader):
             for peer, told in replica.committed.items():
                 pieces |= self._pieces_of(replica.chain, peer, told)
             with unwrap_errors():
-                await self._state.keep(self._step, pieces, self._transfers)
+                await self._state.keep(
+                    self._step, pieces, self._transfers, piece_bytes=self._piece_bytes
+                )
         except ChainBroken as exc:
             self._lose(replica, str(exc))
             return False

@@ -38,8 +38,10 @@ _NAME: Final = re.compile(r"step-(\d{1,18})")
 _PIECE: Final = re.compile(r"first|last|layer\.\d{1,5}", re.ASCII)
 _SUFFIX: Final = ".safetensors"
 _PARTIAL: Final = ".partial"
-# For a piece: of a layer of 200 million numbers that learn it is 2.6 GB. A peer that is silent has a minute.
-_FETCH_TIMEOUT: Final = 3600.0
+# For a piece, and the least that comes of it in a second, where two come at a time. Of a layer of 200 million numbers
+# that learn it is 2.6 GB. A peer that is silent has a minute.
+_FETCH_TIMEOUT: Final = 600.0
+_SENT_PER_SECOND: Final = 1024**2
 # Files that are fetched at a time: each may be in memory.
 _MAX_FETCHES: Final = 2
 
@@ -90,13 +92,19 @@ class ChainState:
         return state
 
     async def keep(
-        self, step: int, pieces: Mapping[str, tuple[str, bytes]], transfers: Transfers
+        self,
+        step: int,
+        pieces: Mapping[str, tuple[str, bytes]],
+        transfers: Transfers,
+        *,
+        piece_bytes: int = 0,
     ) -> None:
         """Fetch the pieces of a state, in the place of the one before.
 
         Args:
             step: that it has made.
             pieces: who has each, and which blob it is, by name.
+            piece_bytes: of the largest; it has time by that.
 
         Raises:
             TransportError: one of them is not to be had, or is none of a state; the text names it. The state before is
@@ -109,12 +117,13 @@ class ChainState:
         draft = self._folder / f"step-{step}{_PARTIAL}"
         final = self._folder / f"step-{step}"
         limiter = trio.CapacityLimiter(_MAX_FETCHES)
+        timeout = _FETCH_TIMEOUT + piece_bytes / _SENT_PER_SECOND
 
         async def fetch(name: str, peer_id: str, blob_id: bytes) -> None:
             path = draft / f"{name}{_SUFFIX}"
             async with limiter:
                 try:
-                    await fetch_file(transfers, blob_id, [peer_id], path, timeout=_FETCH_TIMEOUT)
+                    await fetch_file(transfers, blob_id, [peer_id], path, timeout=timeout)
                     # Whoever leads next would not open it, and the state before is removed.
                     await trio.to_thread.run_sync(require_whole, path)
                 except (
