@@ -153,6 +153,8 @@ class Child:
             await process.stdout.aclose()
 
     async def _ended(self, process: trio.Process | ForkedProcess) -> ChildEnded:
+        with trio.move_on_after(STOP_TIMEOUT):  # with a status of its own, before its input ends
+            await process.wait()
         await self.end()
         with trio.move_on_after(STOP_TIMEOUT):
             await self._said.wait()

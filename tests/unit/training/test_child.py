@@ -99,6 +99,8 @@ async def test_an_answer_that_there_is_no_memory_for_is_said(
 
 
 ECHO = """
+import time
+
 from neurogrid.training.trainer import orders
 
 class Program:
@@ -112,7 +114,8 @@ class Program:
         if order["order"] == "end":  # in the midst of an answer
             first, second = orders.pack({"data": bytes(5000)})
             self._answers.write(first + second[:100])
-            self._answers.flush()
+            self._answers.close()
+            time.sleep(0.3)  # as what has much to tidy up
             raise SystemExit(3)
         return {"tensor": {"data": order["data"], "size": len(order["data"])}}
 
