@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from neurogrid.inference.generation.draft_model import DraftModel
 from neurogrid.inference.generation.loaded_model import LoadedModel
 from neurogrid.inference.speculation.acceptance import PassCosts
-from neurogrid.inference.speculation.draft_pace import DraftPace
+from neurogrid.inference.speculation.draft_pace import DraftPace, DraftRecord
 from neurogrid.model.embedded import embedded_model_path
 from neurogrid.node.torch_thread import TorchThread
 
@@ -41,7 +41,7 @@ class SeenPace(DraftPace):
     """A pace that keeps in mind what was drafted, proposed or not."""
 
     def __init__(self) -> None:
-        super().__init__(PassCosts())
+        super().__init__(PassCosts(), DraftRecord())
         self.seen: list[int] = []
 
     def goes_on(self, token_id: int, probability: float) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
+import pytest
 import trio
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -15,11 +16,11 @@ from neurogrid.inference.speculation.acceptance import (
     PassCosts,
     length_that_pays,
 )
-from neurogrid.inference.speculation.draft_pace import DraftPace
+from neurogrid.inference.speculation.draft_pace import DraftPace, DraftRecord
 from neurogrid.inference.speculation.prompt_lookup import PromptLookup
 from neurogrid.inference.speculation.speculation import MAX_PROPOSED, Proposer
 
-PRICE = 0.15
+COSTS = PassCosts()
 TOKENS = st.lists(st.integers(0, 5), max_size=60)
 
 
@@ -32,7 +33,7 @@ def proposed_by(machine: Proposer, room: int, num_sessions: int) -> list[int]:
 
 
 def proposed(lookup: PromptLookup, most: int = MAX_PROPOSED) -> list[int]:
-    return lookup.propose(most, PRICE, least_gain=LEAST_GAIN)
+    return lookup.propose(most, COSTS, least_gain=LEAST_GAIN)
 
 
 @given(TOKENS, TOKENS, st.integers(-1, 40), st.integers(1, 5))
@@ -107,18 +108,27 @@ def test_the_longest_match_is_followed() -> None:
     assert proposed(lookup)[0] == 4
 
 
-@given(st.lists(st.floats(0, 1), max_size=20), st.floats(0, 2), st.floats(1, 8))
+PASSES = st.lists(st.tuples(st.integers(1, 17), st.floats(0.01, 1)), max_size=40)
+
+
+@given(st.lists(st.floats(0, 1), max_size=20), PASSES, st.floats(1, 8))
 def test_the_length_gives_more_than_was_asked_for_or_nothing(
-    rates: list[float], price: float, least_gain: float
+    rates: list[float], passes: list[tuple[int, float]], least_gain: float
 ) -> None:
+    costs = PassCosts()
+    for num_tokens, seconds in passes:
+        costs.took(num_tokens, seconds)
+    assert costs.several >= 0
+    assert 0 <= costs.row <= 1
+
     def gain(length: int) -> float:
         tokens, chance = 1.0, 1.0
         for rate in rates[:length]:
             chance *= rate
             tokens += chance
-        return tokens / (1 + price * length)
+        return tokens / (1 + (costs.several if length else 0) + costs.row * length)
 
-    length = length_that_pays(rates, price, least_gain=least_gain)
+    length = length_that_pays(rates, costs, least_gain=least_gain)
     assert 0 <= length <= len(rates)
     assert length == 0 or gain(length) > least_gain
     assert all(
@@ -151,6 +161,33 @@ def test_passes_are_priced_as_they_turn_out() -> None:
     assert costs.row == dear
 
 
+@pytest.mark.parametrize(
+    ("several", "row"), [(0.0, 0.0), (0.0, 0.15), (1.0, 0.1), (1.0, 0.0), (0.3, 0.6)]
+)
+def test_what_several_cost_however_many_they_are_is_told_from_what_each_costs(
+    several: float, row: float
+) -> None:
+    costs = PassCosts()
+    for number in range(60):
+        further = 1 + 5 * number % 16
+        costs.took(1, 0.002)
+        costs.took(1 + further, 0.002 * (1 + several + row * further))
+    assert costs.several == pytest.approx(several, abs=0.05)
+    assert costs.row == pytest.approx(row, abs=0.01)
+
+
+def test_short_proposals_are_given_up_where_passes_of_several_are_dear_and_long_ones_are_not() -> (
+    None
+):
+    """As of a small model near by: a pass of one token is prepared, and takes half as long as one of two."""
+    costs = PassCosts()
+    costs.took(1, 0.002)
+    for _ in range(2):
+        costs.took(3, 0.0042)
+    assert length_that_pays([0.5] * 3, costs, least_gain=LEAST_GAIN) == 0
+    assert length_that_pays([0.95] * 16, costs, least_gain=LEAST_GAIN) > 3
+
+
 @given(st.lists(st.tuples(st.integers(1, 40), st.booleans()), max_size=200))
 def test_rates_are_chances(seen: list[tuple[int, bool]]) -> None:
     acceptance = Acceptance()
@@ -178,7 +215,7 @@ def _add(lookup: PromptLookup, token_ids: Sequence[int]) -> None:
 def test_a_draft_is_never_longer_than_its_room(
     drafts: list[tuple[int, list[float], float, int]],
 ) -> None:
-    pace = DraftPace(PassCosts())
+    pace = DraftPace(PassCosts(), DraftRecord())
     for most, probabilities, seconds, num_right in drafts:
         if not pace.begins(most, least_gain=LEAST_GAIN):
             pace.came(99)
@@ -197,7 +234,7 @@ def test_a_draft_is_never_longer_than_its_room(
 def test_drafts_that_do_not_pay_are_left_alone_and_tried_again() -> None:
     costs = PassCosts()
     costs.took(1, 0.1)
-    pace = DraftPace(costs)
+    pace = DraftPace(costs, DraftRecord())
 
     def drafts(num_tokens: int, right: int) -> int:
         """How many are written for so many tokens, of each of which so many are right."""
@@ -218,3 +255,19 @@ def test_drafts_that_do_not_pay_are_left_alone_and_tried_again() -> None:
     assert drafts(600, 0) < 30
     assert drafts(600, 4) > 100
     assert drafts(50, 4) == 50
+
+
+def test_a_draft_model_that_does_not_pay_is_not_tried_anew_in_each_generation() -> None:
+    costs, record = PassCosts(), DraftRecord()
+    costs.took(1, 0.002)
+    num_drafts = 0
+    for _ in range(20):
+        pace = DraftPace(costs, record)
+        for _ in range(30):
+            if pace.begins(4, least_gain=LEAST_GAIN):
+                num_drafts += 1
+                while pace.goes_on(1, 0.5):
+                    pass
+                pace.drafted(0.002)
+            pace.came(99)
+    assert 3 < num_drafts < 20

@@ -24,11 +24,16 @@ _WEIGHT: Final = 2.0
 # What was seen counts less with each further token of its class: about the last dozen matter.
 _KEPT: Final = 0.92
 
-# Of the time of a pass of one token, what each further one adds, before that was measured; as on a CPU in float32.
+# Of the time of a pass of one token, what each further one adds, before that was measured: as on a CPU in float32, and
+# as if from two passes with so many further ones.
 _USUAL_ROW: Final = 0.15
+_USUAL_FURTHER: Final = (1, 8)
 # A pass that took longer than so many others is not measured: something else happened.
 _OUTLIER: Final = 8.0
 _SMOOTHING: Final = 1 / 8
+# Where passes of one length alone were seen, nothing is taken to be `several`: as if it counted as much as passes whose
+# numbers of tokens have this variance.
+_UNDECIDED: Final = 0.25
 
 
 class Acceptance:
@@ -51,22 +56,30 @@ class Acceptance:
 
 
 class PassCosts:
-    """Costs of a pass of several tokens, and of drafting, relative to a pass of one. Times are given."""
+    """Costs of a pass of several tokens, and of drafting, relative to a pass of one. Times are given.
+
+    A pass of one token is prepared while that is chosen; one of several is not, which costs the more of a pass the
+    shorter it is. So n further tokens are taken to cost `several` + `row` n: least squares over what was seen, of which
+    the earlier counts less.
+
+    Attributes:
+        several: what a pass of more than one token costs more, however many they are.
+        row: what each further token costs more.
+    """
 
     def __init__(self) -> None:
         self._one: float | None = None
-        self._row = _USUAL_ROW
         self._draft: float | None = None
+        self.several, self.row = 0.0, _USUAL_ROW
+        # Sums over passes: of 1, n and n^2, and of what they cost more, once and times n.
+        self._ones = self._n = self._nn = self._more = self._n_more = 0.0
+        for further in _USUAL_FURTHER:
+            self._see(further, _USUAL_ROW * further)
 
     @property
     def draft(self) -> float | None:
         """Price of a token of the draft model, as a part of a pass of one; None before both were measured."""
         return None if self._one is None or self._draft is None else self._draft / self._one
-
-    @property
-    def row(self) -> float:
-        """The price of each further token of a pass, as a part of that of a pass of one."""
-        return self._row
 
     def took(self, num_tokens: int, seconds: float) -> None:
         """A pass of so many tokens took so long, alone on its way."""
@@ -77,8 +90,25 @@ class PassCosts:
             elif seconds < _OUTLIER * one:
                 self._one = one + _SMOOTHING * (seconds - one)
         elif one and seconds < _OUTLIER * one * num_tokens:
-            row = (seconds / one - 1) / (num_tokens - 1)
-            self._row += _SMOOTHING * (min(max(row, 0.0), 1.0) - self._row)
+            further = num_tokens - 1
+            self._see(further, min(max(seconds / one - 1, 0.0), 2.0 * further))
+
+    def _see(self, further: int, more: float) -> None:
+        kept = 1 - _SMOOTHING
+        self._ones = self._ones * kept + 1
+        self._n = self._n * kept + further
+        self._nn = self._nn * kept + further**2
+        self._more = self._more * kept + more
+        self._n_more = self._n_more * kept + further * more
+        n, mean = self._n / self._ones, self._more / self._ones
+        together = self._n_more / self._ones - n * mean
+        apart = max(self._nn / self._ones - n**2, 0.0)
+        each = self._n_more / self._nn
+        row = (together + _UNDECIDED * each) / (apart + _UNDECIDED)
+        if mean < row * n:  # nothing is left for `several`
+            row = each
+        self.row = min(max(row, 0.0), 1.0)
+        self.several = max(mean - self.row * n, 0.0)
 
     def drafted(self, num_tokens: int, seconds: float) -> None:
         """A draft model took so long for so many tokens, one or more."""
@@ -87,12 +117,11 @@ class PassCosts:
         self._draft = each if before is None else before + _SMOOTHING * (each - before)
 
 
-def length_that_pays(rates: Sequence[float], price: float, *, least_gain: float) -> int:
+def length_that_pays(rates: Sequence[float], costs: PassCosts, *, least_gain: float) -> int:
     """Number of tokens to propose: that which gives the most tokens for the price of their pass; 0 where none pay.
 
     Args:
         rates: how likely each proposed token is to be accepted, if those before it were.
-        price: of each of them, as a part of that of a pass of one token.
         least_gain: what has to come of it, as tokens for the price of a pass of one; 1 or more.
     """
     tokens, chance = 1.0, 1.0
@@ -100,7 +129,7 @@ def length_that_pays(rates: Sequence[float], price: float, *, least_gain: float)
     for number, rate in enumerate(rates, 1):
         chance *= rate
         tokens += chance
-        gain = tokens / (1.0 + price * number)
+        gain = tokens / (1.0 + costs.several + costs.row * number)
         if gain > best:
             best, length = gain, number
     return length

@@ -10,7 +10,7 @@ from typing import Final
 
 from neurogrid.inference.speculation.acceptance import PassCosts
 
-__all__ = ["DraftPace"]
+__all__ = ["DraftPace", "DraftRecord"]
 
 # Probabilities that a draft model gives its token, from which on it is another class of evidence; and what is thought
 # of each class before anything was seen, as if from so many tokens.
@@ -27,20 +27,54 @@ _MIN_REST: Final = 8
 _MAX_REST: Final = 256
 
 
+class DraftRecord:
+    """Record of what came of the drafts of one draft model, in all generations.
+
+    The first draft of a generation reads its prompt, too: a model that does not pay is not tried anew in each.
+
+    Attributes:
+        worth: tokens for the price of a pass of one, as they came of late.
+        rest: tokens until the next draft.
+        pause: tokens to rest for where drafts do not pay.
+    """
+
+    def __init__(self) -> None:
+        self._hits = [_WEIGHT * rate for rate in _BEFORE]
+        self._seen = [_WEIGHT] * len(_BEFORE)
+        self.worth = 1.2
+        self.rest, self.pause = 0, _MIN_REST
+
+    def rate(self, probability: float) -> float:
+        """Chance that a token comes to which the draft model gave this probability."""
+        at = bisect_right(_CLASSES, probability)
+        return self._hits[at] / self._seen[at]
+
+    def saw(self, probability: float, is_right: bool) -> None:
+        """A token of this probability came, or another."""
+        at = bisect_right(_CLASSES, probability)
+        self._hits[at] = self._hits[at] * _KEPT + is_right
+        self._seen[at] = self._seen[at] * _KEPT + 1.0
+
+    def gained(self, gain: float) -> None:
+        """A draft brought so many tokens for the price of a pass of one."""
+        self.worth += _SMOOTHING * (gain - self.worth)
+        if self.worth >= 1.0:
+            self.pause = _MIN_REST
+            return
+        self.rest, self.pause = self.pause, min(2 * self.pause, _MAX_REST)
+        self.worth = 1.0  # one more try after that
+
+
 class DraftPace:
     """The drafts for one generation.
 
     Args:
         costs: of the passes that look at them.
+        record: of the draft model.
     """
 
-    def __init__(self, costs: PassCosts) -> None:
-        self._costs = costs
-        self._hits = [_WEIGHT * rate for rate in _BEFORE]
-        self._seen = [_WEIGHT] * len(_BEFORE)
-        # Tokens for the price of a pass of one, as they came of late.
-        self._worth = 1.2
-        self._rest, self._pause = 0, _MIN_REST
+    def __init__(self, costs: PassCosts, record: DraftRecord) -> None:
+        self._costs, self._record = costs, record
         self._drafted: list[
             tuple[int, float]
         ] = []  # of which it is not known yet whether they come
@@ -51,14 +85,17 @@ class DraftPace:
 
     @property
     def price(self) -> float:
-        """Price of each drafted token, in the draft model and in the pass, as a part of a pass of one token."""
+        """Price of each drafted token, in the draft model and in the pass, as a part of a pass of one token.
+
+        A pass of several costs `PassCosts.several` besides.
+        """
         draft = self._costs.draft
         return self._costs.row + (_USUAL_DRAFT if draft is None else draft)
 
     @property
     def worth(self) -> float:
         """Worth of drafts of late: tokens for the price of a pass of one; 1 while none are written."""
-        return 1.0 if self._rest else self._worth
+        return 1.0 if self._record.rest else self._record.worth
 
     def begins(self, most: int, *, least_gain: float) -> bool:
         """Whether to draft now, tokens of which so many may be proposed.
@@ -69,15 +106,16 @@ class DraftPace:
         if self._drafted and self._num_drafted:
             self._judge()
         self._begin(most, least_gain)
-        return most > 0 and self._rest == 0 and self._worth >= least_gain - 0.1
+        record = self._record
+        return most > 0 and record.rest == 0 and record.worth >= least_gain - 0.1
 
     def goes_on(self, token_id: int, probability: float) -> bool:
         """A token was drafted, with this probability; whether to draft another behind it."""
         self._drafted.append((token_id, probability))
-        self._chance *= self._rate(probability)
+        self._chance *= self._record.rate(probability)
         self._tokens += self._chance
         number = len(self._drafted)
-        gain = self._tokens / (1 + self.price * number)
+        gain = self._tokens / (1 + self._costs.several + self.price * number)
         if gain > self._best:
             self._best, self._length = gain, number
         # The next one is right with this chance at best.
@@ -91,14 +129,12 @@ class DraftPace:
 
     def came(self, token_id: int) -> None:
         """A token was chosen."""
-        if self._rest:
-            self._rest -= 1
+        self._record.rest = max(self._record.rest - 1, 0)
         if not self._drafted:
             return
         expected, probability = self._drafted.pop(0)
-        is_right, at = expected == token_id, bisect_right(_CLASSES, probability)
-        self._hits[at] = self._hits[at] * _KEPT + is_right
-        self._seen[at] = self._seen[at] * _KEPT + 1.0
+        is_right = expected == token_id
+        self._record.saw(probability, is_right)
         self._num_right += is_right
         if not is_right:
             self._drafted.clear()
@@ -114,14 +150,5 @@ class DraftPace:
 
     def _judge(self) -> None:
         """All that came of a draft is known."""
-        gain = (1 + self._num_right) / (1 + self.price * self._num_drafted)
-        self._worth += _SMOOTHING * (gain - self._worth)
-        if self._worth >= 1.0:
-            self._pause = _MIN_REST
-            return
-        self._rest, self._pause = self._pause, min(2 * self._pause, _MAX_REST)
-        self._worth = 1.0  # one more try after that
-
-    def _rate(self, probability: float) -> float:
-        at = bisect_right(_CLASSES, probability)
-        return self._hits[at] / self._seen[at]
+        price = self._costs.several + self.price * self._num_drafted
+        self._record.gained((1 + self._num_right) / (1 + price))

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from neurogrid.inference.speculation.acceptance import Acceptance, length_that_pays
+from neurogrid.inference.speculation.acceptance import Acceptance, PassCosts, length_that_pays
 
 __all__ = ["MAX_NGRAM", "PromptLookup"]
 
@@ -62,18 +62,18 @@ class PromptLookup:
         if self._num_matched < MAX_NGRAM:
             self._look_up()
 
-    def propose(self, most: int, price: float, *, least_gain: float) -> list[int]:
+    def propose(self, most: int, costs: PassCosts, *, least_gain: float) -> list[int]:
         """The tokens to propose, `most` at most; none where none are expected, or none pay.
 
         Args:
-            price, least_gain: see `length_that_pays`.
+            costs, least_gain: see `length_that_pays`.
         """
         place = self._place
         if place is None or most < 1:
             return []
         rates = [self._acceptance.rate(self._num_matched + i) for i in range(most)]
         proposed: list[int] = []
-        for at in range(place, place + length_that_pays(rates, price, least_gain=least_gain)):
+        for at in range(place, place + length_that_pays(rates, costs, least_gain=least_gain)):
             # What repeats itself up to its end goes on repeating itself.
             beyond = at - len(self._tokens)
             proposed.append(self._tokens[at] if beyond < 0 else proposed[beyond])

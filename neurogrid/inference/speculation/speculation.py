@@ -13,7 +13,7 @@ from typing import Final, Literal, Protocol
 import trio
 
 from neurogrid.inference.speculation.acceptance import LEAST_GAIN, PassCosts
-from neurogrid.inference.speculation.draft_pace import DraftPace
+from neurogrid.inference.speculation.draft_pace import DraftPace, DraftRecord
 from neurogrid.inference.speculation.prompt_lookup import PromptLookup
 
 __all__ = [
@@ -70,7 +70,7 @@ class Speculation:
     def __init__(self, *, needs_same_bits: bool, drafts: Drafts | None = None) -> None:
         self.needs_same_bits = needs_same_bits
         self.costs = PassCosts()
-        self._drafts = drafts
+        self._drafts, self._record = drafts, DraftRecord()
 
     @asynccontextmanager
     async def proposer(self, token_ids: Sequence[int]) -> AsyncIterator[Proposer]:
@@ -79,7 +79,11 @@ class Speculation:
             lookup = PromptLookup(token_ids)
         else:
             lookup = await trio.to_thread.run_sync(PromptLookup, token_ids)
-        draft = None if self._drafts is None else self._drafts.draft(DraftPace(self.costs))
+        draft = (
+            None
+            if self._drafts is None
+            else self._drafts.draft(DraftPace(self.costs, self._record))
+        )
         try:
             yield Proposer(lookup, self.costs, draft)
         finally:
@@ -114,7 +118,7 @@ class Proposer:
         draft = self._draft
         # Text that is found has to be better than what a draft would give.
         worth = least_gain if draft is None else max(least_gain, draft.worth)
-        found = self._lookup.propose(most, self._costs.row, least_gain=worth)
+        found = self._lookup.propose(most, self._costs, least_gain=worth)
         if found or draft is None or most < 1:
             return found
         return await draft.propose(tokens, most, least_gain=least_gain)
