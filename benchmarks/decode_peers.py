@@ -1,10 +1,9 @@
 """The same generation by others: Petals over two servers, and llama.cpp over two RPC servers, all on 127.0.0.1.
 
-Neither is among our dependencies. llama.cpp is there with its programs `llama-bench`, `llama-quantize` and
-`ggml-rpc-server` (cmake with -DGGML_RPC=ON) on PATH, and the package `gguf`, which writes the model for it. Petals
-wants a Python of its own (`petals_peer.py`); 2.2.0.post1 was seen to run with transformers 4.34.1, bitsandbytes 0.41.1,
-hivemind 1.1.11, all but torch without their dependencies' versions, and with the p2pd that hivemind 1.1.12 has for
-Linux.
+Neither is among our dependencies. llama.cpp is there with its programs `llama-bench`, `llama-quantize`, `llama-lookup`
+and `ggml-rpc-server` (cmake with -DGGML_RPC=ON) on PATH. Petals wants a Python of its own (`petals_peer.py`);
+2.2.0.post1 was seen to run with transformers 4.34.1, bitsandbytes 0.41.1, hivemind 1.1.11, all but torch without their
+dependencies' versions, and with the p2pd that hivemind 1.1.12 has for Linux.
 """
 
 from __future__ import annotations
@@ -12,9 +11,11 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -25,7 +26,21 @@ from pathlib import Path
 from shutil import which
 from typing import IO, Any, cast
 
-__all__ = ["Generate", "Timing", "has_llama_cpp", "llama_cpp", "peer_versions", "petals"]
+import gguf
+
+__all__ = [
+    "Generate",
+    "Looked",
+    "Place",
+    "Timing",
+    "has_llama_cpp",
+    "llama_cpp",
+    "llama_lookup",
+    "peer_versions",
+    "petals",
+    "rpc_servers",
+    "write_gguf",
+]
 
 NUM_SERVERS = 2
 DEADLINE = 120.0  # seconds, for a word of a peer or one generation of it
@@ -107,12 +122,8 @@ def llama_cpp(
     if form is not None:
         whole, path = path, directory / f"model-{form}.gguf"
         _run(["llama-quantize", "--pure", str(whole), str(path), _FORMS[form]])
-    with contextlib.ExitStack() as stack:
-        ports = [_free_port() for _ in range(NUM_SERVERS)]
-        for port in ports:
-            command = ["ggml-rpc-server", "-H", "127.0.0.1", "-p", str(port), "-t", "1"]
-            _wait_until_open(port, stack.enter_context(_peer(command, is_read=False)))
-        servers = ",".join(f"127.0.0.1:{port}" for port in ports)
+    places = [Place([], "127.0.0.1", _free_port()) for _ in range(NUM_SERVERS)]
+    with rpc_servers(places) as servers:
 
         def generate() -> tuple[Timing, None]:
             command = ["llama-bench", "-m", str(path), "--rpc", servers, "-ngl", "99"]
@@ -126,15 +137,82 @@ def llama_cpp(
         yield generate
 
 
-def write_gguf(model: Any, path: Path) -> None:
-    """A transformers Llama as GGUF, element by element, with no vocabulary."""
-    try:
-        import gguf  # here, not above: none of our dependencies
-    except ModuleNotFoundError as exc:
-        raise SystemExit(
-            "llama.cpp is on PATH, and to write a model for it takes `pip install gguf`"
-        ) from exc
+@dataclass(frozen=True)
+class Place:
+    """Where a server of llama.cpp's runs.
 
+    Attributes:
+        prefix: words that come before its command: it runs in a namespace by them.
+        address, port: that it listens at.
+    """
+
+    prefix: Sequence[str]
+    address: str
+    port: int
+
+
+@contextlib.contextmanager
+def rpc_servers(places: Sequence[Place]) -> Iterator[str]:
+    """RPC servers with one thread each; gives what llama.cpp's programs take as `--rpc`."""
+    with contextlib.ExitStack() as stack:
+        for place in places:
+            command = [*place.prefix, "ggml-rpc-server", "-H", place.address]
+            command += ["-p", str(place.port), "-t", "1"]
+            _wait_until_open(place, stack.enter_context(_peer(command, is_read=False)))
+        yield ",".join(f"{place.address}:{place.port}" for place in places)
+
+
+@dataclass(frozen=True)
+class Looked:
+    """A text that `llama-lookup` wrote.
+
+    Attributes:
+        seconds: of all tokens behind the prompt.
+        tokens: that were written; a word on `proposed` and `accepted` is theirs.
+    """
+
+    seconds: float
+    tokens: int
+    proposed: int
+    accepted: int
+
+
+def llama_lookup(
+    path: Path, servers: str, prompt: str, num_tokens: int, most: int, prefix: Sequence[str] = ()
+) -> Looked:
+    """Have llama.cpp go on with a text, its model at RPC servers, by n-grams of what there is of it.
+
+    Args:
+        path: of the model, in GGUF.
+        most: tokens that are proposed at once at most; 0 for none.
+        prefix: as in `Place`.
+    """
+    command = [*prefix, "llama-lookup", "-m", str(path), "--rpc", servers, "-ngl", "99", "-t", "1"]
+    command += ["-n", str(num_tokens), "-p", prompt, "--temp", "0", "--ignore-eos"]
+    command += ["-c", "1024", "--spec-draft-n-max", str(most)]
+    told = _run(command)
+    words = told.stdout + told.stderr
+
+    def figure(pattern: str) -> float:
+        found = re.search(pattern, words)
+        if found is None:
+            raise SystemExit(f"llama-lookup did not say {pattern}:\n{words[-2000:]}")
+        return float(found[1])
+
+    return Looked(
+        seconds=figure(r"decoded +\d+ tokens in +([\d.]+) seconds"),
+        tokens=int(figure(r"n_predict += (\d+)")),
+        proposed=int(figure(r"n_drafted += (\d+)")),
+        accepted=int(figure(r"n_accept += (\d+)")),
+    )
+
+
+def write_gguf(model: Any, path: Path, tokenizer: dict[str, Any] | None = None) -> None:
+    """A transformers Llama as GGUF, element by element.
+
+    Args:
+        tokenizer: what is in its `tokenizer.json`, of byte pairs as GPT-2 has them; None for no vocabulary.
+    """
     config = model.config
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_context_length(config.max_position_embeddings)
@@ -147,7 +225,10 @@ def write_gguf(model: Any, path: Path) -> None:
     writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
     writer.add_rope_dimension_count(config.head_dim)
     writer.add_vocab_size(config.vocab_size)
-    writer.add_tokenizer_model("no_vocab")
+    if tokenizer is None:
+        writer.add_tokenizer_model("no_vocab")
+    else:
+        _add_tokenizer(writer, tokenizer, config)
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config.num_hidden_layers)
     heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
     for name, tensor in model.state_dict().items():
@@ -163,6 +244,22 @@ def write_gguf(model: Any, path: Path) -> None:
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+def _add_tokenizer(writer: gguf.GGUFWriter, tokenizer: dict[str, Any], config: Any) -> None:
+    tokens = sorted(tokenizer["model"]["vocab"], key=tokenizer["model"]["vocab"].__getitem__)
+    special = {added["content"] for added in tokenizer["added_tokens"] if added["special"]}
+    kinds = [
+        gguf.TokenType.CONTROL if token in special else gguf.TokenType.NORMAL for token in tokens
+    ]
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("gpt-2")
+    writer.add_token_list(tokens)
+    writer.add_token_types(kinds)
+    writer.add_token_merges([" ".join(pair) for pair in tokenizer["model"]["merges"]])
+    writer.add_bos_token_id(config.bos_token_id)
+    writer.add_eos_token_id(config.eos_token_id)
+    writer.add_add_bos_token(True)
 
 
 def _bench(command: list[str]) -> float:
@@ -244,10 +341,12 @@ def _free_port() -> int:
         return int(server.getsockname()[1])
 
 
-def _wait_until_open(port: int, peer: _Peer) -> None:
+def _wait_until_open(place: Place, peer: _Peer) -> None:
+    knock = f"import socket; socket.create_connection({(place.address, place.port)!r}, 5).close()"
     until = time.monotonic() + DEADLINE
     while time.monotonic() < until and peer.process.poll() is None:
-        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port)):
+        command = [*place.prefix, sys.executable, "-c", knock]  # from where it is
+        if not subprocess.run(command, stderr=subprocess.DEVNULL).returncode:
             return
         time.sleep(0.1)
-    raise peer.failed(f"did not listen at port {port}")
+    raise peer.failed(f"did not listen at {place.address}:{place.port}")

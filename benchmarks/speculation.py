@@ -7,6 +7,9 @@ The text is given: after each pass, and after the model's own choice was made, t
 every kind of text can be written by a model that knows none of them. Everything else is as it is served: the proposals,
 the passes, the way there and back. Each round writes each text without proposals and with at most 4, 8 and 16, in turn.
 The draft model is the embedded one, whose own choice is replaced by the right token four times out of five.
+
+Two texts more are the embedded model's own, its likeliest tokens in float32: those llama.cpp writes as well, where its
+`llama-lookup` is on PATH, over two RPC servers in the same places, by n-grams of what there is of the text.
 """
 
 from __future__ import annotations
@@ -27,9 +30,11 @@ import textwrap
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from pydoc_data.topics import topics
+from shutil import which
 from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Any, Final
@@ -37,7 +42,9 @@ from typing import Any, Final
 import torch
 import trio
 from decode import SIZES, make_model
+from decode_peers import Place, llama_lookup, peer_versions, rpc_servers, write_gguf
 from report import spread, table, write_report
+from transformers import AutoModelForCausalLM
 
 from neurogrid import Coordinator, CoordinatorSettings, open_coordinator
 from neurogrid.inference.generation import coordinator as generation
@@ -62,12 +69,13 @@ class Text:
     """Text that is written, and the prompt before it.
 
     Attributes:
+        tokens: that are written; None for those that the model chooses.
         drafted: a draft model writes ahead, which is right four times out of five.
     """
 
     name: str
     prompt: list[int]
-    tokens: list[int]
+    tokens: list[int] | None
     drafted: bool = False
 
 
@@ -107,7 +115,8 @@ def texts(num_tokens: int) -> list[Text]:
         of("quotation", passage, quoted),
         of("JSON", record_ids[:PROMPT_TOKENS], record_ids[PROMPT_TOKENS:]),
     ]
-    return [*kinds, Text("prose, drafted", kinds[0].prompt, kinds[0].tokens, drafted=True)]
+    own = [Text(f"own, after {kind.name}", kind.prompt, None) for kind in (kinds[0], kinds[-1])]
+    return [*kinds, Text("prose, drafted", kinds[0].prompt, kinds[0].tokens, drafted=True), *own]
 
 
 def main() -> None:
@@ -133,6 +142,7 @@ def main() -> None:
             measured = trio.run(measure, path, delay / 1e3, options, Path(directory))
             rows += rows_of(delay, measured, options.rounds)
     size = "" if options.size == "embedded" else f"-{options.size}"
+    told = f"; {peer_versions(None)}" if _has_lookup() else ""
     delay = options.delays[0]
     # One place at a time does not take the place of all of them.
     where = "" if options.delays[1:] else f"-{delay:g}ms" if delay else "-loopback"
@@ -142,7 +152,8 @@ def main() -> None:
         f"Text that is given, behind prompts of {PROMPT_TOKENS} tokens, {options.tokens} tokens each, over "
         f"{NUM_STAGES} workers: tokens a pass, and the time of the tokens after the first without proposals over that "
         f"with them, in the same round. Medians of {options.rounds} rounds (minimum to maximum); the model is "
-        f"{options.size}; one torch thread a process; other work shared the machine, which is why all arms take turns.",
+        f"{options.size}, in float32, of llama.cpp as well; one thread a process. Arms take turns, llama.cpp's after "
+        f"ours{told}.",
         table(
             [
                 "ms a hop",
@@ -162,7 +173,8 @@ def rows_of(delay: float, measured: dict[str, Any], rounds: int) -> list[list[st
     rows = []
     for name, arms in measured.items():
         without = [each["seconds"] for each in arms["0"]]
-        for length, runs in arms.items():
+        for length in map(str, LENGTHS):
+            runs = arms[length]
             seconds = [each["seconds"] for each in runs]
             gains = [b / s for b, s in zip(without, seconds, strict=True)]
             proposed = sum(each["proposed"] for each in runs)
@@ -180,6 +192,12 @@ def rows_of(delay: float, measured: dict[str, Any], rounds: int) -> list[list[st
                 ]
             )
     return rows
+
+
+def _in_turn(number: int) -> tuple[int, ...]:
+    """The arms of a round, of which each has each place."""
+    first = number % len(LENGTHS)
+    return LENGTHS[first:] + LENGTHS[:first]
 
 
 async def measure(
@@ -210,7 +228,44 @@ async def measure(
         }
         command = [*prefix, sys.executable, __file__, "--inside", json.dumps(told)]
         done = await trio.run_process(command, capture_stdout=True)
-        return dict(json.loads(done.stdout.decode().splitlines()[-1]))
+        written = dict(json.loads(done.stdout.decode().splitlines()[-1]))
+        if _has_lookup() and options.size == "embedded":
+            leader, *servers = (Place(*commands[name][:2], PORT + 1) for name in names)
+            if not delay:  # in one place with each other
+                servers = [Place([], "127.0.0.1", PORT + n) for n in range(1, NUM_STAGES + 1)]
+            theirs = partial(write_all_by_llama, leader, servers, options, directory)
+            written |= await trio.to_thread.run_sync(theirs)
+        return written
+
+
+def _has_lookup() -> bool:
+    return which("llama-lookup") is not None and which("ggml-rpc-server") is not None
+
+
+def write_all_by_llama(
+    leader: Place, servers: Sequence[Place], options: argparse.Namespace, directory: Path
+) -> dict[str, Any]:
+    """The runs of llama.cpp, of each text that is the model's own, and each length."""
+    path = directory / "model.gguf"
+    if not path.exists():
+        model = AutoModelForCausalLM.from_pretrained(embedded_model_path(), dtype=torch.float32)
+        tokenizer = json.loads((embedded_model_path() / "tokenizer.json").read_text())
+        write_gguf(model, path, tokenizer)
+    decode = Checkpoint.open(embedded_model_path()).open_tokenizer().decode
+    writes: dict[str, dict[str, list[dict[str, float]]]] = {}
+    with rpc_servers(servers) as rpc:
+        for number in range(options.rounds + 1):
+            for text in texts(options.tokens):
+                is_asked_for = options.texts is None or text.name in options.texts
+                if text.tokens is not None or not is_asked_for:
+                    continue
+                prompt = decode(text.prompt)
+                for length in _in_turn(number):
+                    run = llama_lookup(path, rpc, prompt, options.tokens, length, leader.prefix)
+                    if number:  # the first warms up
+                        runs = writes.setdefault(f"{text.name}, by llama.cpp", {})
+                        runs.setdefault(str(length), []).append(asdict(run))
+    return writes
 
 
 @contextlib.contextmanager
@@ -233,17 +288,17 @@ def worker(prefix: Sequence[str], address: str, port: int) -> Iterator[str]:
 
 
 class Given(Sampler):
-    """Makes its choice, and takes the next token of the text instead."""
+    """Makes its choice, and takes the next token of the text instead, where one is given."""
 
-    text: Sequence[int] = ()
+    text: Sequence[int] | None = None  # for what it has chosen
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._left = iter(self.text)
+        self._left = iter(self.text or ())
 
     def sample(self, logits: torch.Tensor) -> int:
-        super().sample(logits)
-        return next(self._left)
+        chosen = super().sample(logits)
+        return chosen if self.text is None else next(self._left)
 
 
 class GivenDraft(Draft):
@@ -288,28 +343,29 @@ async def write_all(told: dict[str, Any]) -> None:
                     is_asked_for = told["texts"] is None or text.name in told["texts"]
                     if not is_asked_for or (text.drafted and small is None):
                         continue
-                    for length in LENGTHS:
-                        run = await write(coordinator, text, length, small)
+                    for length in _in_turn(number):
+                        run = await write(coordinator, text, told["tokens"], length, small)
                         if number:  # the first warms up
                             writes.setdefault(text.name, {}).setdefault(str(length), []).append(run)
     print(json.dumps(writes))
 
 
 async def write(
-    coordinator: Coordinator, text: Text, length: int, small: DraftModel | None
+    coordinator: Coordinator, text: Text, num_tokens: int, length: int, small: DraftModel | None
 ) -> dict[str, float]:
     speculation.MAX_PROPOSED = length  # type: ignore[misc]
     its = coordinator._speculation
     assert its is not None
     its._drafts = None
     if text.drafted and small is not None:
+        assert text.tokens is not None
         GivenDraft.text = [*text.prompt, *text.tokens]
         its._drafts = Drafts(small)
     Given.text = text.tokens
     before = coordinator.status()
     times: list[float] = []
     tokens = coordinator.generate_tokens(
-        text.prompt, max_tokens=len(text.tokens), ignore_eos=True, speculate=length > 0
+        text.prompt, max_tokens=num_tokens, ignore_eos=True, speculate=length > 0
     )
     async with aclosing(tokens) as generating:
         async for _ in generating:
