@@ -34,7 +34,7 @@ from neurogrid.model.files.blob import parse_blob
 from neurogrid.model.kernels import LowRank
 from neurogrid.model.stages.stage import Row, Stage
 
-SIZES = {"512x8": (512, 8), "1024x16": (1024, 16)}
+SIZES = {"512x8": (512, 8), "1024x16": (1024, 16), "2048x8": (2048, 8)}
 NUM_ROWS = 8
 PROMPT = 64
 MOST = 1.2
@@ -56,12 +56,14 @@ class Variant:
     Attributes:
         num_adapters: different ones among the rows; 0 for none.
         targets: the linear layers that they stand beside.
+        dtype: that they were saved in.
     """
 
     name: str
     num_adapters: int
     rank: int = 0
     targets: Sequence[str] = ALL
+    dtype: torch.dtype = torch.float32
 
 
 NONE = Variant("none", 0)
@@ -69,6 +71,7 @@ JUDGED = Variant("8 adapters, rank 8", 8, 8)
 VARIANTS = (
     NONE,
     JUDGED,
+    Variant("8 adapters, rank 8, saved in bfloat16", 8, 8, dtype=torch.bfloat16),
     Variant("8 adapters, rank 16", 8, 16),
     Variant("8 adapters, rank 64", 8, 64),
     Variant("8 adapters, rank 16, queries and values", 8, 16, ("q_proj", "v_proj")),
@@ -115,8 +118,8 @@ def make_adapter(stage: Stage, variant: Variant) -> Adapter:
         layer_id: LayerAdapter(
             {
                 path: LowRank(
-                    torch.randn(variant.rank, inputs) / inputs**0.5,
-                    torch.randn(outputs, variant.rank) / 64,
+                    (torch.randn(variant.rank, inputs) / inputs**0.5).to(variant.dtype),
+                    (torch.randn(outputs, variant.rank) / 64).to(variant.dtype),
                     1.0,
                     device=CPU,
                 )
@@ -214,7 +217,7 @@ def main() -> int:
         f"{options.steps} steps, the variants in turn. Without more said, adapters are beside all linear layers."
     )
     if not options.no_report:
-        write_report("adapters", question, body)
+        write_report(f"adapters-{options.size}", question, body)
     if missed:
         print(f"more than {MOST} x without adapters: {', '.join(missed)}")
     return bool(missed)

@@ -287,22 +287,24 @@ def test_rows_of_another_width_or_place_are_refused_before_memory_is_read(found:
                 matrix.multiply(x, place)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize(
     ("inputs", "outputs", "rank"), [(64, 128, 4), (80, 33, 1), (7, 5, 3), (512, 96, 17)]
 )
 def test_what_adapters_add_is_that_of_torch_for_each_row_by_itself(
-    found: Library, inputs: int, outputs: int, rank: int
+    found: Library, inputs: int, outputs: int, rank: int, dtype: torch.dtype
 ) -> None:
     generator = torch.Generator().manual_seed(rank)
     lows = [
         LowRank(
-            torch.randn(rank, inputs, generator=generator),
-            torch.randn(outputs, rank, generator=generator),
+            torch.randn(rank, inputs, generator=generator).to(dtype),
+            torch.randn(outputs, rank, generator=generator).to(dtype),
             0.5,
             device=torch.device("cpu"),
         )
         for _ in range(3)
     ]
+    assert all(each.num_bytes == rank * (inputs + outputs) * dtype.itemsize for each in lows)
     its = [lows[0], None, lows[1], lows[2], lows[0]]
     x = torch.randn(len(its), inputs, generator=generator)
     before = torch.randn(len(its), outputs, generator=generator)

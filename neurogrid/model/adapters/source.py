@@ -24,7 +24,7 @@ class AdapterSource:
 
     Attributes:
         blobs: of the layers that it has matrices in.
-        layer_bytes: memory that a part takes where it is applied, by layer.
+        layer_bytes: memory that a part takes at most where it is applied, by layer.
         key: 32 bytes that name all of it, by its content.
     """
 

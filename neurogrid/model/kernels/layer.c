@@ -144,41 +144,52 @@ static int NAME(product)(const struct matrix *m, int level, const float *x, floa
   return ng_multiply(m, level, half, NG_BFLOAT16, y, NG_FLOAT32, rows, threads);
 }
 
-/* Add to y [outputs] what an adapter makes of x [inputs]: of one row, by itself. A and B lie one behind the other, and are
-   read as one stream: no other row has them in a cache, and there is little else to do. */
-static void NAME(add_low_rank)(const struct low_rank *its, const float *x, float *y, int64_t inputs, int64_t outputs) {
+/* Add to y [outputs] what an adapter of numbers of `type` makes of x [inputs]: of one row, by itself. A and B lie one
+   behind the other, and are read as one stream: no other row has them in a cache, and there is little else to do. */
+INLINE void NAME(add_low_rank_of)(const struct low_rank *its, const float *x, float *y, int64_t inputs, int64_t outputs,
+                                  const int type) {
+  const int64_t size = type == NG_FLOAT32 ? 4 : 2;
   float low[MAX_RANK + 1] = {0};
   const int64_t whole = inputs / (4 * LANES) * (4 * LANES);
   for (int64_t k = 0; k < its->rank; k++) {
-    const float *row = its->a + k * inputs;
+    const char *row = (const char *)its->a + k * inputs * size;
     f32 sums[4][HALVES] = {{{0}}};
     for (int64_t i = 0; i < whole; i += 4 * LANES)
       UNROLL for (int j = 0; j < 4; j++) {
-        __builtin_prefetch((const char *)(row + i + j * LANES) + PREFETCH);
+        if (type == NG_FLOAT32 || j % 2 == 0) __builtin_prefetch(row + (i + j * LANES) * size + PREFETCH);
         UNROLL for (int h = 0; h < HALVES; h++) {
           const int64_t at = i + j * LANES + h * WIDTH;
-          sums[j][h] += NAME(load)(x + at) * NAME(load)(row + at);
+          sums[j][h] += NAME(load)(x + at) * NAME(load_scales)(row, at, type);
         }
       }
     for (int64_t i = whole; i < inputs; i += LANES)
       UNROLL for (int h = 0; h < HALVES; h++)
-        sums[0][h] += NAME(part)(x, i + h * WIDTH, inputs) * NAME(part)(row, i + h * WIDTH, inputs);
+        sums[0][h] += NAME(part)(x, i + h * WIDTH, inputs) * NAME(part_of)(row, i + h * WIDTH, inputs, type);
     UNROLL for (int h = 0; h < HALVES; h++) sums[0][h] = (sums[0][h] + sums[1][h]) + (sums[2][h] + sums[3][h]);
     low[k] = NAME(sum)(sums[0]) * its->scaling;
   }
   for (int64_t k = 0; k < its->rank; k += 2) { /* beyond the rank low is 0 */
-    const float *one = its->b + k * outputs, *other = k + 1 < its->rank ? one + outputs : one;
+    const char *one = (const char *)its->b + k * outputs * size, *other = k + 1 < its->rank ? one + outputs * size : one;
     int64_t o = 0;
     for (; o + 2 * WIDTH <= outputs; o += 2 * WIDTH) {
-      __builtin_prefetch((const char *)(other + o) + PREFETCH);
+      __builtin_prefetch(other + o * size + PREFETCH);
       UNROLL for (int j = 0; j < 2; j++) {
         const int64_t at = o + j * WIDTH;
-        const f32 sum = NAME(load)(one + at) * low[k] + NAME(load)(other + at) * low[k + 1] + NAME(load)(y + at);
+        const f32 sum = NAME(load_scales)(one, at, type) * low[k] + NAME(load_scales)(other, at, type) * low[k + 1] +
+                        NAME(load)(y + at);
         memcpy(y + at, &sum, sizeof sum);
       }
     }
-    for (; o < outputs; o++) y[o] = one[o] * low[k] + other[o] * low[k + 1] + y[o];
+    for (; o < outputs; o += WIDTH)
+      NAME(store)(y, o, outputs, NAME(part_of)(one, o, outputs, type) * low[k] +
+                                     NAME(part_of)(other, o, outputs, type) * low[k + 1] + NAME(part)(y, o, outputs));
   }
+}
+
+static void NAME(add_low_rank)(const struct low_rank *its, const float *x, float *y, int64_t inputs, int64_t outputs) {
+  if (its->type == NG_FLOAT32) NAME(add_low_rank_of)(its, x, y, inputs, outputs, NG_FLOAT32);
+  else if (its->type == NG_BFLOAT16) NAME(add_low_rank_of)(its, x, y, inputs, outputs, NG_BFLOAT16);
+  else NAME(add_low_rank_of)(its, x, y, inputs, outputs, NG_FLOAT16);
 }
 
 /* Add to y [R, outputs], the product of a matrix with x [R, inputs], what the adapter of each row's sequence gives: of

@@ -26,9 +26,10 @@ struct layer {
 
 /* What an adapter adds to the product of one matrix: scaling * B (A x). Python describes it (low_rank.py). */
 struct low_rank {
-  const float *a, *b; /* [rank][inputs], [rank][outputs] */
-  int64_t rank;       /* at most MAX_RANK */
+  const void *a, *b; /* [rank][inputs], [rank][outputs] */
+  int64_t rank;      /* at most MAX_RANK */
   float scaling;
+  int32_t type; /* of their numbers */
 };
 #define MAX_RANK 1024
 

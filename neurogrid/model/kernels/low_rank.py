@@ -10,6 +10,7 @@ import ctypes
 import torch
 from torch.nn import functional
 
+from neurogrid.model.kernels.compiled import ELEMENT_TYPES
 from neurogrid.p2p.wire.limits import MAX_ADAPTER_RANK
 
 __all__ = ["LowRank"]
@@ -23,15 +24,18 @@ class _LowRankFields(ctypes.Structure):
         ("b", ctypes.c_void_p),
         ("rank", ctypes.c_int64),
         ("scaling", ctypes.c_float),
+        ("type", ctypes.c_int32),
     )
 
 
 class LowRank:
-    """Two matrices of an adapter beside one linear layer, in float32.
+    """Two matrices of an adapter beside one linear layer.
+
+    A row that has an adapter of its own reads all of it: on the CPU it is kept in as few bytes as it comes in.
 
     Args:
-        a: [r, I], of any floating dtype.
-        b: [O, r], of any floating dtype.
+        a: [r, I], of any floating dtype; kept in float32 where it is none of `ELEMENT_TYPES`, or on another device.
+        b: [O, r], likewise.
         scaling: a factor of what they give.
         device: where the linear layer computes.
 
@@ -55,14 +59,20 @@ class LowRank:
         self.num_outputs = b.shape[0]
         self._scaling = scaling
         # Memory of its own: what it was read from may be a transfer's. B by its columns, right behind A: one stream.
-        both = torch.empty(a.numel() + b.numel(), dtype=torch.float32, device=device)
+        keeps = a.dtype == b.dtype and a.dtype in ELEMENT_TYPES and device.type == "cpu"
+        dtype = a.dtype if keeps else torch.float32
+        both = torch.empty(a.numel() + b.numel(), dtype=dtype, device=device)
         self._a = both[: a.numel()].view(a.shape)
         self._b = both[a.numel() :].view(b.shape[1], b.shape[0])
         self._a.copy_(a)
         self._b.copy_(b.t())
         self.num_bytes = self._a.nbytes + self._b.nbytes
         self._fields = _LowRankFields(
-            self._a.data_ptr(), self._b.data_ptr(), self.rank, float(scaling)
+            self._a.data_ptr(),
+            self._b.data_ptr(),
+            self.rank,
+            float(scaling),
+            ELEMENT_TYPES[dtype],
         )
         self.address = ctypes.addressof(self._fields) if self._a.is_cpu else 0
 
@@ -72,5 +82,5 @@ class LowRank:
         Args:
             given: [..., I], what went into the linear layer.
         """
-        low = functional.linear(given.float(), self._a)
-        return (result + (low @ self._b) * self._scaling).to(result.dtype)
+        low = functional.linear(given.float(), self._a.float())
+        return (result + (low @ self._b.float()) * self._scaling).to(result.dtype)
