@@ -1,6 +1,7 @@
 """How far does one group reach? Messages, bytes and seconds of a round for 4 to 4,096 members.
 
     python benchmarks/scale.py
+    python benchmarks/scale.py --way grid        in rows whose means meet
 
 The machines are those that run in a group; the network between them is simulated: messages wait for their sender's link
 and take their time, members are slow and die. The vector is not computed: a reduction takes as long as its bytes do.
@@ -77,6 +78,10 @@ class Network:
         self.messages = self.bytes = self.largest = self.attempts = 0
         self.cpu = 0.0  # of the leader
         self.contributors = 0
+        self.partners, self.handed_on = (
+            0,
+            0.0,
+        )  # of a member: it sends chunks to so many; bytes that a row hands on
         self.is_over_limit = False
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._numbers = itertools.count(1)
@@ -214,10 +219,20 @@ class Network:
         nodes = [self.nodes[name] for name in plan.members]
         mean = sum(n.bandwidth for n in nodes) / len(nodes)
         slowest = max(VECTOR_BYTES / n.bandwidth + 4 * n.latency for n in nodes)
+        self.partners = max(len(plan.sends_to(name)) for name in plan.members)
+        self.handed_on = handed_on_bytes(plan)
         for other in nodes:
-            # Its own vector goes out as its part of the others' comes in; then the means.
-            seconds = slowest + VECTOR_BYTES / mean
+            # Its own vector goes out as its part of the others' comes in; then what rows hand on; then the means.
+            seconds = slowest + (self.handed_on + VECTOR_BYTES) / mean
             self._later(other, seconds, lambda m: m.reduced(plan.reduction, digest, self.now))
+
+
+def handed_on_bytes(plan: ReductionPlan) -> float:
+    """Bytes that a member sends of what its row gave, in float32, or receives; the most of all."""
+    if not plan.rows:
+        return 0.0
+    parts = [len(row.chunks_of(peer)) for row in plan.row_plans for peer in row.reducers]
+    return 4.0 * max(parts) * plan.chunk_elements
 
 
 def num_bytes(message: Message) -> int:
@@ -249,10 +264,11 @@ def main() -> None:
     parser.add_argument("--sizes", type=int, nargs="+", default=SIZES)
     parser.add_argument("--patience", type=float, default=100.0, help="seconds for each size (100)")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--way", choices=("butterfly", "grid"), default="butterfly")
     args = parser.parse_args()
     for kind in (Decision, Plan, Proposal):
         remember(kind)
-    rows = [row(size, args.seed, args.patience) for size in args.sizes]
+    rows = [row(size, args.way, args.seed, args.patience) for size in args.sizes]
     header = (
         "members",
         "decided",
@@ -265,19 +281,24 @@ def main() -> None:
         "largest, KiB",
         "leader's CPU, s",
         "MB of vectors, a member",
+        "a member sends to",
     )
     body = (
-        f"A vector of {ELEMENTS:,} elements in int4 ({VECTOR_BYTES / 1e6:.1f} MB), butterfly, grace 10 s, one round "
+        f"A vector of {ELEMENTS:,} elements in int4 ({VECTOR_BYTES / 1e6:.1f} MB), {args.way}, grace 10 s, one round "
         f"from when members begin to compute (1 s) to the last decision. {SLOW:.0%} of the members are {SLOWER:g} "
         f"times slower, {DYING:.0%} die within {PERIOD:g} s. Simulated: median one way {2000 * LATENCY:g} ms, "
         f"{BANDWIDTH * 8 / 1e6:g} Mbit/s (log-normal), {LOSS:.1%} of messages a retransmission late; the leader's link "
         f'is the median one. Its CPU is measured, and not part of the simulated seconds. A "+" was given up.\n\n'
         f"{table(header, rows)}"
     )
-    write_report("scale", "What does a round cost in a group of so many members?", body)
+    write_report(
+        "scale" + ("-grid" if args.way == "grid" else ""),
+        "What does a round cost in a group of so many members?",
+        body,
+    )
 
 
-def row(size: int, seed: int, patience: float) -> list[str]:
+def row(size: int, way: str, seed: int, patience: float) -> list[str]:
     settings = GroupSettings(
         min_members=size,
         quorum=max(1, size // 2),
@@ -285,6 +306,7 @@ def row(size: int, seed: int, patience: float) -> list[str]:
         codec="int4",
         result_codec="int4",
         attempt_timeout=300.0,
+        way=way,
     )
     network = Network(size, Random(seed), settings)
     is_done = network.run(1200.0, patience)
@@ -304,7 +326,8 @@ def row(size: int, seed: int, patience: float) -> list[str]:
         f"{network.bytes / 1e6:,.2f}",
         f"{network.largest / 1024:,.1f}" + (" (too large)" if is_too_large else ""),
         f"{network.cpu:.2f}",
-        f"{2 * VECTOR_BYTES / 1e6:.0f}",
+        f"{2 * (VECTOR_BYTES + network.handed_on) / 1e6:.0f}",
+        f"{network.partners}",
     ]
     print("  ".join(shown), flush=True)
     return shown

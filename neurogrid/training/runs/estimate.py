@@ -115,7 +115,7 @@ def estimate(
     samples_at_once = inner.micro_batch or 1
     activations = sample_activation_bytes * samples_at_once
     way = "everybody" if run.is_witnessed else outer.way
-    sent, received = _traffic(way, num_members, encoded, aggregate)
+    sent, received = _traffic(way, num_members, encoded, aggregate, _WIDTH * num_elements)
     if run.is_witnessed:
         sent -= encoded  # the leader has none of it
     compute = _compute_seconds(run, num_members, even_samples, speeds)
@@ -212,13 +212,22 @@ def codec_bytes(codec: str, num_elements: int) -> int:
     raise ValueError(f"no form of the wire is called {codec!r}")
 
 
-def _traffic(way: str, num_members: int, encoded: int, aggregate: int) -> tuple[int, int]:
+def _traffic(
+    way: str, num_members: int, encoded: int, aggregate: int, plain: int
+) -> tuple[int, int]:
     """Bytes that a member sends and receives in a round; the leader of the run gets the aggregate, too."""
     others = num_members - 1
     if way == "server":
         return encoded, aggregate
     if way == "everybody":
         return num_members * encoded, others * encoded
+    num_rows = math.isqrt(num_members) if way == "grid" else 1
+    if num_rows > 1:
+        # Within the row as in a butterfly; of its part what the row gave, in float32, to those of the other rows.
+        in_row = num_members // num_rows
+        sent, received = _traffic("butterfly", in_row, encoded, aggregate, plain)
+        handed_on = (plain + aggregate) * (num_rows - 1) // (num_rows * in_row)
+        return sent + handed_on, received + handed_on
     # All but its own part goes to the others, and the aggregate of that to them and to the leader.
     contributed = others * encoded // num_members
     return contributed + aggregate, contributed + others * aggregate // num_members

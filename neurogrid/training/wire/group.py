@@ -9,6 +9,7 @@ Source: protocol_spec/training/groups.md.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final, NamedTuple
@@ -88,6 +89,8 @@ _WEIGHTS: Final = array(
 )
 _PEER: Final = text(MAX_PEER_ID_CHARS, smallest=1)
 _PEERS: Final = array(_PEER, MAX_GROUP_MEMBERS)
+# Where the rows of a grid begin and end.
+_ROWS: Final = array(uint(MAX_U32), MAX_GROUP_MEMBERS // 2 + 1)
 _DIGEST: Final = binary(DIGEST_BYTES)
 _NAME: Final = text(32, smallest=1)
 
@@ -214,6 +217,8 @@ class Plan(ControlPayload):
     result_codec: str
     aggregator: str
     way: str
+    rows: tuple[int, ...] = ()
+    row_reducers: tuple[int, ...] = ()
 
     _map = Map(
         "a plan",
@@ -222,13 +227,15 @@ class Plan(ControlPayload):
             "members": _PEERS,
             "weights": _WEIGHTS,
             "reducers": optional(_PEERS),
-            "cuts": optional(array(uint(MAX_U32), MAX_GROUP_MEMBERS + 1)),
+            "cuts": optional(array(uint(MAX_U32), MAX_GROUP_MEMBERS * 3 // 2)),
             "num_elements": uint(MAX_U64, smallest=1),
             "chunk_elements": uint(MAX_U32, smallest=1),
             "codec": _NAME,
             "result_codec": _NAME,
             "aggregator": _NAME,
-            "way": one_of({"butterfly", "everybody"}),
+            "way": one_of({"butterfly", "everybody", "grid"}),
+            "rows": optional(_ROWS),
+            "row_reducers": optional(_ROWS),
         },
     )
 
@@ -240,14 +247,37 @@ class Plan(ControlPayload):
         num_chunks = math.ceil(self.num_elements / self.chunk_elements)
         if num_chunks > MAX_U32:
             raise violation(f"a plan has {num_chunks} chunks; at most {MAX_U32} can be told apart")
+        if self.way == "grid":
+            self._check_grid(num_chunks)
+            return
+        if self.rows or self.row_reducers:
+            raise violation("a plan has rows, and is no grid")
         if self.way == "everybody":
             if self.reducers or self.cuts:
                 raise violation("a plan in which everybody aggregates names reducers")
             return
-        spans = len(self.cuts) == len(self.reducers) + 1 and bool(self.reducers)
-        rises = all(low <= high for low, high in pairwise(self.cuts))
-        if not spans or not rises or self.cuts[0] != 0 or self.cuts[-1] != num_chunks:
-            raise violation("a plan does not give each chunk to one reducer")
+        _check_cuts(self.cuts, len(self.reducers), num_chunks)
+
+    def _check_grid(self, num_chunks: int) -> None:
+        rows, reducers = list(pairwise(self.rows)), list(pairwise(self.row_reducers))
+        if len(rows) < 2 or len(reducers) != len(rows):
+            raise violation("a grid has less than two rows, or not the reducers of each")
+        for ends, peers in ((self.rows, self.members), (self.row_reducers, self.reducers)):
+            if ends[0] != 0 or ends[-1] != len(peers) or any(a >= b for a, b in pairwise(ends)):
+                raise violation("a grid does not give each member and each reducer to one row")
+        if len(self.cuts) != len(self.reducers) + len(rows):
+            raise violation("a grid does not give each chunk to one reducer of each row")
+        for row, ((first, last), (low, high)) in enumerate(zip(rows, reducers, strict=True)):
+            _check_cuts(self.cuts[low + row : high + row + 1], high - low, num_chunks)
+            if not {*self.reducers[low:high]} <= {*self.members[first:last]}:
+                raise violation("a row of a grid has a reducer that is no member of it")
+
+
+def _check_cuts(cuts: Sequence[int], num_reducers: int, num_chunks: int) -> None:
+    spans = len(cuts) == num_reducers + 1 and num_reducers > 0
+    rises = all(low <= high for low, high in pairwise(cuts))
+    if not spans or not rises or cuts[0] != 0 or cuts[-1] != num_chunks:
+        raise violation("a plan does not give each chunk to one reducer")
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,8 @@ __all__ = ["GroupSettings"]
 
 _MAX_SECONDS: Final = 7 * 86_400.0
 _NAME: Final = text(32, smallest=1)
+# Aggregators that, weighted, give of what rows gave what they give of all members.
+_OF_ROWS: Final = ("mean", "mean_of_signs")
 _SECONDS: Final = Form(
     f"above 0 and at most {_MAX_SECONDS:g} seconds",
     lambda value: type(value) in (int, float) and 0 < value <= _MAX_SECONDS,
@@ -39,7 +41,8 @@ class GroupSettings(ControlPayload):
         codec: the form of what members send.
         result_codec: the form of the aggregate.
         aggregator: how vectors become one.
-        way: `butterfly`, `server` (the leader aggregates all) or `everybody`.
+        way: `butterfly`, `server` (the leader aggregates all), `everybody`, or `grid`: of four members on rows, whose
+            aggregates meet, for groups of many. It takes the aggregators `mean` and `mean_of_signs`.
         chunk_elements: float32 elements of a chunk at most.
         purpose: what the members do with it, as the program that founded the group has it; at most 4,096 characters.
     """
@@ -65,7 +68,7 @@ class GroupSettings(ControlPayload):
             "codec": _NAME,
             "result_codec": _NAME,
             "aggregator": _NAME,
-            "way": one_of({"butterfly", "server", "everybody"}),
+            "way": one_of({"butterfly", "server", "everybody", "grid"}),
             "chunk_elements": uint(MAX_U32, smallest=1),
             "purpose": optional(text(4096)),
         },
@@ -81,3 +84,5 @@ class GroupSettings(ControlPayload):
     def _check(self) -> None:
         if self.quorum > MAX_GROUP_MEMBERS or self.attempt_timeout < self.heartbeat:
             raise violation("an attempt would end before a member can have told how it stands")
+        if self.way == "grid" and self.aggregator not in _OF_ROWS:
+            raise violation(f"in a grid {self.aggregator} of rows is not that of their members")

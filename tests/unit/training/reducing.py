@@ -6,7 +6,8 @@ import math
 import random
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from torch import Tensor
 from neurogrid.p2p import Identity, TensorMessage, new_request_id
 from neurogrid.p2p.exchange.exchange import Exchange
 from neurogrid.p2p.memory import MemoryHost, MemoryNetwork, open_memory_network
-from neurogrid.training.averaging.aggregators import parse_aggregator
+from neurogrid.training.averaging.aggregators import Mean, parse_aggregator
 from neurogrid.training.averaging.codecs import parse_codec
 from neurogrid.training.averaging.plan import ReductionPlan, Way
 from neurogrid.training.averaging.reductions import MembersLostError, Reductions, Result
@@ -27,6 +28,7 @@ __all__ = [
     "Group",
     "Outcome",
     "Peer",
+    "assert_equal",
     "chunk_of",
     "expected",
     "open_group",
@@ -36,7 +38,7 @@ __all__ = [
 ]
 
 DEADLINE = 30.0
-IDENTITIES = sorted((Identity.generate() for _ in range(6)), key=lambda one: one.peer_id)
+IDENTITIES = sorted((Identity.generate() for _ in range(9)), key=lambda one: one.peer_id)
 
 
 @dataclass
@@ -113,6 +115,9 @@ def plan_of(
     num_chunks = math.ceil(num_elements / chunk_elements)
     if fields.get("way") is Way.EVERYBODY:
         reducers, cuts = (), (0,)
+    if fields.get("way") is Way.GRID:
+        fields |= grid_of(members, num_chunks)
+        reducers, cuts = fields.pop("reducers"), fields.pop("cuts")
     reducers = members if reducers is None else reducers
     if cuts is None:
         cuts = [num_chunks * index // len(reducers) for index in range(len(reducers) + 1)]
@@ -128,6 +133,20 @@ def plan_of(
     )
 
 
+def grid_of(members: Sequence[str], num_chunks: int) -> dict[str, Any]:
+    """Rows of members, the last of which may have fewer; all reduce, but for the last one of a row of three."""
+    width = math.isqrt(len(members))
+    rows = [list(members[at : at + width]) for at in range(0, len(members), width)]
+    reducers = [row[:2] if len(row) == 3 else row for row in rows]
+    cuts = [num_chunks * i // len(its) for its in reducers for i in range(len(its) + 1)]
+    return {
+        "reducers": [peer for its in reducers for peer in its],
+        "cuts": cuts,
+        "rows": (0, *accumulate(map(len, rows))),
+        "row_reducers": (0, *accumulate(map(len, reducers))),
+    }
+
+
 def vectors(num: int, num_elements: int, *, seed: int = 0) -> list[Tensor]:
     """Float32 vectors, another for each member."""
     generator = torch.Generator().manual_seed(seed)
@@ -136,6 +155,8 @@ def vectors(num: int, num_elements: int, *, seed: int = 0) -> list[Tensor]:
 
 def expected(plan: ReductionPlan, values: Sequence[Tensor]) -> Tensor:
     """The aggregate, chunk by chunk in one process."""
+    if plan.way is Way.GRID:
+        return _expected_of_rows(plan, values)
     codec, result_codec = parse_codec(plan.codec), parse_codec(plan.result_codec)
     aggregator = parse_aggregator(plan.aggregator)
     out = torch.empty(plan.num_elements)
@@ -144,6 +165,22 @@ def expected(plan: ReductionPlan, values: Sequence[Tensor]) -> Tensor:
         rows = [codec.decode(codec.encode(row[start:stop]), stop - start) for row in values]
         aggregate = aggregator.aggregate(rows, plan.weights)
         out[start:stop] = result_codec.decode(result_codec.encode(aggregate), stop - start)
+    return out
+
+
+def _expected_of_rows(plan: ReductionPlan, values: Sequence[Tensor]) -> Tensor:
+    """What the rows give in float32, and the mean of that by their weights."""
+    rows = [
+        expected(replace(row, result_codec="f32"), values[first:last])
+        for row, (first, last) in zip(plan.row_plans, pairwise(plan.rows), strict=True)
+        if any(row.weights)
+    ]
+    weights = [sum(row.weights) for row in plan.row_plans if any(row.weights)]
+    result_codec, out = parse_codec(plan.result_codec), torch.empty(plan.num_elements)
+    for chunk in range(plan.num_chunks):
+        start, stop = plan.chunk_span(chunk)
+        mean = Mean().aggregate([row[start:stop] for row in rows], weights)
+        out[start:stop] = result_codec.decode(result_codec.encode(mean), stop - start)
     return out
 
 
@@ -188,6 +225,16 @@ async def reduce_all(
         for peer, own, outcome in zip(peers, values, outcomes, strict=True):
             nursery.start_soon(reduce_one, peer, plan, own, outcome, timeout)
     return outcomes
+
+
+def assert_equal(outcomes: list[Outcome], wanted: torch.Tensor) -> None:
+    """All have this result, the same digest, and wait for nobody any more."""
+    for outcome in outcomes:
+        assert outcome.error is None
+        assert outcome.result is not None
+        assert torch.equal(outcome.result.values, wanted)
+        assert outcome.waiting[-1:] in ([], [frozenset()])
+    assert len({outcome.result.digest for outcome in outcomes if outcome.result}) == 1
 
 
 def chunk_of(plan: ReductionPlan, chunk: int, data: bytes) -> TensorMessage:

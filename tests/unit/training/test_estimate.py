@@ -73,11 +73,15 @@ def test_what_is_needed_at_least_is_less_than_what_it_takes() -> None:
         ("butterfly", 4, 3 + 4, 6),
         ("server", 4, 4, 4),
         ("everybody", 4, 16, 12),
+        # In two rows: half to the other of the row, and what each row gave of that in quarters, there and back.
+        ("grid", 4, 2 + 4 + 2, 2 + 2 + 2),
+        ("grid", 3, 8 / 3 + 4, 16 / 3),
     ],
 )
-def test_bytes_of_a_round(way: str, members: int, sent: int, received: int) -> None:
+def test_bytes_of_a_round(way: str, members: int, sent: float, received: float) -> None:
     told = estimate(with_outer(RUN, way=way), MILLION, num_members=members)
-    assert (told.sent_bytes, told.received_bytes) == (sent * MILLION, received * MILLION)
+    assert told.sent_bytes == pytest.approx(sent * MILLION, abs=2)
+    assert told.received_bytes == pytest.approx(received * MILLION, abs=2)
 
 
 @pytest.mark.parametrize(

@@ -129,7 +129,7 @@ def vectors(number: int, seed: int = 0) -> list[Tensor]:
     return [torch.randn(SIZE, generator=generator) for _ in range(number)]
 
 
-@pytest.mark.parametrize("way", ["butterfly", "server", "everybody"])
+@pytest.mark.parametrize("way", ["butterfly", "server", "everybody", "grid"])
 @pytest.mark.parametrize("number", [1, 2, 4])
 async def test_all_get_the_same_mean(number: int, way: str) -> None:
     async with a_group(number, way=way) as peers:

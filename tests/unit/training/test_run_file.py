@@ -532,7 +532,7 @@ def test_names_are_those_that_averaging_has(name: str) -> None:
     assert is_taken("aggregator", name) == known_aggregator()
 
 
-@pytest.mark.parametrize("way", ["butterfly", "server", "everybody"])
+@pytest.mark.parametrize("way", ["butterfly", "server", "everybody", "grid"])
 def test_what_is_said_of_a_group_is_what_a_group_takes(way: str) -> None:
     outer = OuterSection(way=way, grace=0.001, attempt_timeout=1, quorum=1023)
     settings = GroupSettings(

@@ -673,11 +673,9 @@ class Group:
             except NeuroGridError as exc:
                 lost[peer_id] = str(exc)
 
-        reducers = plan.reducers or plan.members
         async with trio.open_nursery() as nursery:
-            for peer_id in reducers:
-                if peer_id != self.peer_id:
-                    nursery.start_soon(reach, peer_id)
+            for peer_id in plan.sends_to(self.peer_id):
+                nursery.start_soon(reach, peer_id)
         if lost:
             raise MembersLostError(lost, {})
         return await self._reductions.reduce(plan, values, timeout=self.settings.attempt_timeout)

@@ -1,4 +1,4 @@
-"""The part of a vector that one peer aggregates: rows come in any order, and are added in the order of the members.
+"""The part of a vector that one peer aggregates: rows come in any order, and are added in the order of their senders.
 
 Pure, but for the clock time that adding takes. Whoever drives it adds (`ChunkRows.add`) in a thread or not; rows that
 are not their turn yet wait encoded, which is the smaller form.
@@ -7,36 +7,39 @@ are not their turn yet wait encoded, which is the smaller form.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
-from neurogrid.errors import RequestRefusedError
+from neurogrid.errors import LocalProtocolError, RequestRefusedError
 from neurogrid.p2p.wire import Data, ErrorCode
 from neurogrid.training.averaging.aggregators import Accumulator, Aggregator, Mean
-from neurogrid.training.averaging.codecs import Codec
-from neurogrid.training.averaging.plan import ReductionPlan
+from neurogrid.training.averaging.codecs import Codec, parse_codec
+from neurogrid.training.averaging.plan import ReductionPlan, Way
 from neurogrid.training.averaging.reductions.result import PLAIN
 
-__all__ = ["MAX_WINDOW", "ChunkRows", "Gathering", "Row"]
+__all__ = ["MAX_WINDOW", "OF_ROWS", "ChunkRows", "Gathering", "Row", "gather"]
 
 MAX_WINDOW = 16
 """Chunks of one member that may wait here to be answered."""
 
+OF_ROWS = parse_codec(PLAIN)
+"""The form in which a row of a grid hands on what it gave: what a form loses is lost twice, and not three times."""
+
 
 class Row:
-    """One member's chunk, encoded.
+    """One sender's chunk, encoded.
 
     Attributes:
-        member: its place among the members of the plan.
+        place: its sender's, among those of the chunk.
         request_id: of the message that brought it; 0 for one's own.
     """
 
-    __slots__ = ("data", "member", "request_id")
+    __slots__ = ("data", "place", "request_id")
 
-    def __init__(self, member: int, data: Data, request_id: int) -> None:
-        self.member = member
+    def __init__(self, place: int, data: Data, request_id: int) -> None:
+        self.place = place
         self.data = data
         self.request_id = request_id
 
@@ -46,6 +49,8 @@ class ChunkRows:
 
     Attributes:
         chunk: its index.
+        senders: peer ids of those that rows come from, in the order in which they are added: by place.
+        weights: of each.
         is_busy: somebody adds.
     """
 
@@ -53,14 +58,15 @@ class ChunkRows:
         self,
         chunk: int,
         num_elements: int,
-        plan: ReductionPlan,
+        places: Mapping[str, int],
+        weights: Sequence[float],
         codec: Codec,
         aggregator: Aggregator,
     ) -> None:
         self.chunk = chunk
         self.num_elements = num_elements
+        self.senders, self.weights = tuple(places), weights
         self.is_busy = False
-        self._plan = plan
         self._codec = codec
         self._aggregator = aggregator
         self._accumulator: Accumulator | None = None
@@ -77,16 +83,23 @@ class ChunkRows:
     @property
     def is_complete(self) -> bool:
         """Whether all rows were taken."""
-        return self._num_taken == len(self._plan.members)
+        return self._num_taken == len(self.senders)
 
-    def has(self, member: int) -> bool:
-        """Whether this member's row has come."""
-        return member in self._came
+    def has(self, place: int) -> bool:
+        """Whether the row of the sender at this place has come."""
+        return place in self._came
+
+    @property
+    def absent(self) -> frozenset[str]:
+        """The senders whose rows have not come."""
+        return frozenset(
+            peer_id for place, peer_id in enumerate(self.senders) if place not in self._came
+        )
 
     def put(self, row: Row) -> None:
         """Keep a row until its turn."""
-        self._waiting[row.member] = row
-        self._came.add(row.member)
+        self._waiting[row.place] = row
+        self._came.add(row.place)
 
     def take(self) -> Row | None:
         """The row whose turn it is, if it has come: it must be added next."""
@@ -100,15 +113,15 @@ class ChunkRows:
 
         Raises:
             RemoteProtocolError: it is no form of the codec.
-            NotFiniteError: an element is not finite, or the aggregate would not be; `index` is the member at fault.
+            NotFiniteError: an element is not finite, or the aggregate would not be; `index` is the place at fault.
         """
         values = self._decode(row.data)
-        if row.member == 0 and isinstance(self._aggregator, Mean):
+        if row.place == 0 and isinstance(self._aggregator, Mean):
             self._accumulator = self._aggregator.begin(self.num_elements)
         if self._accumulator is None:
             self._decoded.append(values)
         else:
-            self._accumulator.add(values, self._plan.weights[row.member])
+            self._accumulator.add(values, self.weights[row.place])
 
     def _decode(self, data: Data) -> Tensor:
         if self._codec.name != PLAIN:
@@ -117,44 +130,57 @@ class ChunkRows:
         return torch.frombuffer(data, dtype=torch.float32)
 
     def finish(self) -> Tensor:
-        """The aggregate of all rows, float32 [num_elements].
+        """The aggregate of all rows, float32 [num_elements]; zeros where none has a weight.
 
         Raises:
-            NotFiniteError: it would not be finite; `index` is the member at fault.
+            NotFiniteError: it would not be finite; `index` is the place at fault.
         """
+        if not any(self.weights):
+            return torch.zeros(self.num_elements)
         if self._accumulator is not None:
             return self._accumulator.finish()
         decoded, self._decoded = self._decoded, []
-        return self._aggregator.aggregate(decoded, self._plan.weights)
+        return self._aggregator.aggregate(decoded, self.weights)
 
 
 class Gathering:
     """The chunks that a peer aggregates, and what has come of them.
 
     Args:
+        plan: whose chunks they are.
         chunks: indices of those that are aggregated here.
+        places: of each chunk, the peer ids that rows come from, in the order in which they are added, and the place of
+            each in it.
+        weights: of each place.
+        codec: the form in which they come.
+        hands_on: what is aggregated here is no answer yet, but goes on to where that is made.
 
     Attributes:
-        unanswered: by member, its rows that came and were not answered.
+        chunks: as given.
+        unanswered: by sender, its rows that came and were not answered.
     """
 
     def __init__(
-        self, plan: ReductionPlan, chunks: range, codec: Codec, aggregator: Aggregator
+        self,
+        plan: ReductionPlan,
+        chunks: Sequence[int],
+        places: Callable[[int], Mapping[str, int]],
+        weights: Sequence[float],
+        codec: Codec,
+        aggregator: Aggregator,
+        *,
+        hands_on: bool = False,
     ) -> None:
         self.chunks = chunks
         self.unanswered: Counter[str] = Counter()
         self._plan = plan
+        self._places = places
+        self._weights = weights
         self._codec = codec
         self._aggregator = aggregator
-        self._members: Mapping[str, int] = {
-            peer_id: index for index, peer_id in enumerate(plan.members)
-        }
+        self._hands_on = hands_on
         self._open: dict[int, ChunkRows] = {}  # begun, and not finished
         self._finished: set[int] = set()
-
-    def is_member(self, peer_id: str) -> bool:
-        """Whether this peer's vector is aggregated."""
-        return peer_id in self._members
 
     def put(self, peer_id: str, chunk: int, data: Data, request_id: int) -> ChunkRows:
         """Keep what a member sent, if it is right; returns the chunk, which may be ready now.
@@ -162,17 +188,13 @@ class Gathering:
         Raises:
             RequestRefusedError: it is not; the text says why.
         """
-        member = self._members.get(peer_id)
-        if member is None:
-            raise RequestRefusedError(
-                f"{peer_id} is no member of this reduction", code=ErrorCode.UNAUTHORIZED
-            )
-        if chunk not in self.chunks:
+        place = self._places(chunk).get(peer_id) if chunk in self.chunks else None
+        if place is None:
             raise RequestRefusedError(
                 f"chunk {chunk} is not aggregated here", code=ErrorCode.POSITION_MISMATCH
             )
         rows = self._open.get(chunk)
-        if chunk in self._finished or (rows is not None and rows.has(member)):
+        if chunk in self._finished or (rows is not None and rows.has(place)):
             raise RequestRefusedError(
                 f"chunk {chunk} came twice", code=ErrorCode.PROTOCOL_VIOLATION
             )
@@ -189,17 +211,23 @@ class Gathering:
             )
         if rows is None:
             rows = self._open[chunk] = ChunkRows(
-                chunk, stop - start, self._plan, self._codec, self._aggregator
+                chunk,
+                stop - start,
+                self._places(chunk),
+                self._weights,
+                self._codec,
+                self._aggregator,
             )
-        rows.put(Row(member, data, request_id))
+        rows.put(Row(place, data, request_id))
         if request_id:
             self.unanswered[peer_id] += 1
         return rows
 
     def missing(self, own: str) -> frozenset[str]:
-        """The members that the first chunk which lacks rows waits for.
+        """The senders that the first chunk which lacks rows waits for.
 
-        Not those whose rows of later chunks have not come: they may wait for the aggregate of this one.
+        Not those whose rows of later chunks have not come: they may wait for the aggregate of this one. Nobody, while
+        an answer is owed to all of them that is made elsewhere.
 
         Args:
             own: this peer, which is not among them.
@@ -208,16 +236,62 @@ class Gathering:
             if chunk in self._finished:
                 continue
             rows = self._open.get(chunk)
-            absent = {
-                peer_id
-                for peer_id, index in self._members.items()
-                if peer_id != own and (rows is None or not rows.has(index))
-            }
-            if absent:
-                return frozenset(absent)
+            absent = frozenset(self._places(chunk)) if rows is None else rows.absent
+            if absent - {own}:
+                return absent - {own}
+            if self._hands_on and not absent:
+                break
         return frozenset()
 
     def close(self, chunk: int) -> None:
         """A chunk is aggregated."""
         del self._open[chunk]
         self._finished.add(chunk)
+
+
+def gather(
+    plan: ReductionPlan, own: str, codec: Codec, aggregator: Aggregator
+) -> tuple[ReductionPlan, Gathering, Gathering | None]:
+    """What one peer aggregates by a plan.
+
+    Args:
+        own: its peer id.
+        codec, aggregator: those that the plan names.
+
+    Returns:
+        The plan of those that it exchanges chunks with as members do: of its row in a grid, else all of it; what it
+        aggregates for them; and what of the rows' aggregates comes together there, None without rows.
+
+    Raises:
+        LocalProtocolError: it has no place in a grid, or rows cannot be put together by the aggregator.
+    """
+    row, sums = plan, None
+    if plan.way is Way.GRID:
+        number = plan.row_of(own)
+        if number is None:
+            raise LocalProtocolError("this peer is neither member nor reducer of the plan")
+        if not isinstance(aggregator, Mean):
+            raise LocalProtocolError(f"{plan.aggregator} of rows is not that of their members")
+        row = plan.row_plans[number]
+        homes = [chunk for chunk in row.chunks_of(own) if plan.home_of(chunk) == own]
+        by_chunk = {chunk: _places(plan.row_reducers_of(chunk)) for chunk in homes}
+        weights = [sum(each.weights) for each in plan.row_plans]
+        sums = Gathering(plan, homes, by_chunk.__getitem__, weights, OF_ROWS, Mean())
+    chunks = row.chunks_of(own)
+    if plan.way is Way.EVERYBODY:
+        chunks = range(plan.num_chunks if own in plan.members else 0)
+    places = _places(row.members)
+    gathering = Gathering(
+        plan,
+        chunks,
+        lambda chunk: places,
+        row.weights,
+        codec,
+        aggregator,
+        hands_on=sums is not None,
+    )
+    return row, gathering, sums
+
+
+def _places(senders: Iterable[str]) -> dict[str, int]:
+    return {peer_id: place for place, peer_id in enumerate(senders)}

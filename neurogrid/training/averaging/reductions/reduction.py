@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 
 import torch
@@ -40,7 +40,14 @@ from neurogrid.training.averaging.aggregators import Aggregator, DistanceAggrega
 from neurogrid.training.averaging.codecs import Codec
 from neurogrid.training.averaging.plan import ReductionPlan, Way
 from neurogrid.training.averaging.reductions.errors import MembersLostError
-from neurogrid.training.averaging.reductions.gathering import MAX_WINDOW, ChunkRows, Gathering, Row
+from neurogrid.training.averaging.reductions.gathering import (
+    MAX_WINDOW,
+    OF_ROWS,
+    ChunkRows,
+    Gathering,
+    Row,
+    gather,
+)
 from neurogrid.training.averaging.reductions.result import (
     PLAIN,
     Result,
@@ -59,8 +66,9 @@ GIVE_UP_GRACE = 1.0
 # Bytes of chunks that are under way to one reducer: what a fast network takes while an answer is computed.
 WINDOW_BYTES = 8 * 1024 * 1024
 # Of the time for a reduction: a reducer that waits for rows gives up then, and says for whom it has waited, before
-# those that wait for its aggregates can take it for the one that is lost.
-ROWS_SHARE = 0.75
+# those that wait for its aggregates can take it for the one that is lost. In a grid those wait for rows, too: of two
+# gatherings the one whose rows are members' gives up the earlier.
+_ROWS_SHARES = (0.75, 0.5625)
 # Threads that decode and add at once.
 NUM_THREADS = 2
 
@@ -107,6 +115,7 @@ class Reduction:
         self._codec = codec
         self._result_codec = result_codec
         self._aggregator = aggregator
+        self._senders = frozenset(plan.members)
         self._is_member = self._own in plan.members
         if (values is not None) != self._is_member:
             wanted = "has values" if self._is_member else "is no member, and has no values"
@@ -115,8 +124,9 @@ class Reduction:
             raise LocalProtocolError(f"{plan.aggregator} needs distances of whole vectors")
         self._require_small_chunks()
         self._values = self._checked(values, "values")
-        self._is_butterfly = plan.way is Way.BUTTERFLY
-        self._gathering = Gathering(plan, self._own_chunks(), codec, aggregator)
+        self._answers_have_data = plan.way is not Way.EVERYBODY
+        self._row, self._gathering, self._sums = gather(plan, self._own, codec, aggregator)
+        self._gatherings = [each for each in (self._gathering, self._sums) if each is not None]
         if not self._is_member and not self._gathering.chunks:
             raise LocalProtocolError("this peer is neither member nor reducer of the plan")
         self._has_all = self._is_member or len(self._gathering.chunks) == plan.num_chunks
@@ -140,19 +150,15 @@ class Reduction:
         self._changed = trio.Event()
         self._scope = trio.CancelScope()
         self._ready, self._next_ready = trio.open_memory_channel[ChunkRows](math.inf)
+        self._own_done: dict[int, trio.Event] = {}
+        self._nursery: trio.Nursery | None = None
+        self._timeout = 0.0  # for each request
+        self._await_all()
         self._answers = {
             peer_id: trio.open_memory_channel[TensorMessage](math.inf)
-            for peer_id in plan.members
-            if peer_id != self._own and self._gathering.chunks
+            for peer_id in self._rows
+            if peer_id != self._own
         }
-        self._own_done: dict[int, trio.Event] = {}
-        self._await_all()
-
-    def _own_chunks(self) -> range:
-        """The chunks that are aggregated here."""
-        if self._is_butterfly:
-            return self._plan.chunks_of(self._own)
-        return range(self._plan.num_chunks if self._is_member else 0)
 
     def _checked(self, tensor: Tensor | None, what: str) -> Tensor | None:
         if tensor is not None and (
@@ -168,7 +174,8 @@ class Reduction:
         return tensor.detach() if tensor is not None else None
 
     def _require_small_chunks(self) -> None:
-        for codec in (self._codec, self._result_codec):
+        of_rows = [OF_ROWS] if self._plan.way is Way.GRID else []
+        for codec in (self._codec, self._result_codec, *of_rows):
             num_bytes = codec.num_bytes(min(self._plan.chunk_elements, self._plan.num_elements))
             if num_bytes > MAX_CHUNK_BYTES:
                 raise LocalProtocolError(f"a chunk is {num_bytes} B, above {MAX_CHUNK_BYTES}")
@@ -182,8 +189,9 @@ class Reduction:
         Those whose rows are missing here, if any are: another peer that owes an answer may be waiting for the same.
         Else those that owe answers, and then those that have not taken theirs.
         """
-        if missing := self._gathering.missing(self._own):
-            return missing
+        for gathering in self._gatherings:
+            if missing := gathering.missing(self._own):
+                return missing
         for counter in (self._owed, self._untaken):
             if peers := counter.keys() - {self._own}:
                 return frozenset(peers)
@@ -196,8 +204,14 @@ class Reduction:
 
     def _await_all(self) -> None:
         if self._gathering.chunks:
-            for peer in {*self._plan.members, self._own}:
+            for peer in {*self._row.members, self._own}:
                 self._rows[peer] = len(self._gathering.chunks)
+        if self._sums is not None:
+            for chunk in self._gathering.chunks:
+                if (home := self._plan.home_of(chunk)) != self._own:
+                    self._owed[home] += 1
+            for chunk in self._sums.chunks:
+                self._rows.update(set(self._plan.row_reducers_of(chunk)) - {self._own})
         if self._is_member:
             for peers, chunks in self._ways():
                 for peer in peers:
@@ -206,10 +220,10 @@ class Reduction:
 
     def _ways(self) -> list[tuple[tuple[str, ...], range]]:
         """Destinations of this member's chunks: peers, and the chunks that each of them gets."""
-        plan = self._plan
-        if not self._is_butterfly:
-            return [(plan.members, range(plan.num_chunks))]
-        return [((reducer,), plan.chunks_of(reducer)) for reducer in plan.reducers]
+        row = self._row
+        if not self._answers_have_data:
+            return [(row.members, range(row.num_chunks))]
+        return [((reducer,), row.chunks_of(reducer)) for reducer in row.reducers]
 
     def _came(self, peer_id: str, counter: Counter[str]) -> None:
         counter[peer_id] -= 1
@@ -236,11 +250,17 @@ class Reduction:
         peer_id, chunk = sender_of(message), message.layer_id
         if self._is_over:
             raise ended(f"reduction {self._plan.reduction:016x} is over")
+        if peer_id not in self._senders:
+            raise RequestRefusedError(
+                f"{peer_id} is no member of this reduction", code=ErrorCode.UNAUTHORIZED
+            )
+        gathering = self._gathering
+        if self._sums is not None and self._plan.row_of(peer_id) != self._plan.row_of(self._own):
+            gathering = self._sums
         try:
-            rows = self._gathering.put(peer_id, chunk, message.data, message.request_id)
+            rows = gathering.put(peer_id, chunk, message.data, message.request_id)
         except RequestRefusedError as error:
-            if self._gathering.is_member(peer_id):
-                self._fail(peer_id, f"it sent what is wrong: {error}")
+            self._fail(peer_id, f"it sent what is wrong: {error}")
             raise
         self._requests[peer_id, chunk] = message.request_id
         self._note_ready(rows)
@@ -282,9 +302,13 @@ class Reduction:
         try:
             with unwrap_errors(), self._scope:
                 async with trio.open_nursery() as nursery:
+                    self._nursery = nursery
                     # Not the requests find out that the time is over, since they do not know who is waited for.
                     self._start(nursery, timeout + GIVE_UP_GRACE)
-                    nursery.start_soon(self._watch_rows, ROWS_SHARE * timeout)
+                    for gathering, share in zip(
+                        reversed(self._gatherings), _ROWS_SHARES, strict=False
+                    ):
+                        nursery.start_soon(self._watch_rows, gathering, share * timeout)
                     self._note_change()
                     while not self._is_complete or self._untaken:
                         await self._changed.wait()
@@ -303,6 +327,7 @@ class Reduction:
         return MembersLostError(lost, self._gave_up)
 
     def _start(self, nursery: trio.Nursery, timeout: float) -> None:
+        self._timeout = timeout
         num_adding = 1 if self._plan.codec == PLAIN else NUM_THREADS
         for _ in range(num_adding):
             nursery.start_soon(self._add_rows)
@@ -312,12 +337,12 @@ class Reduction:
             for peers, chunks in self._ways():
                 left = iter(chunks)
                 for _ in range(min(self._window, len(chunks))):
-                    nursery.start_soon(self._hand_over, peers, left, timeout)
+                    nursery.start_soon(self._hand_over, peers, left)
 
-    async def _watch_rows(self, timeout: float) -> None:
+    async def _watch_rows(self, gathering: Gathering, timeout: float) -> None:
         """Give up those that have not sent their rows in time."""
         await trio.sleep(timeout)
-        for peer_id in self._gathering.missing(self._own):
+        for peer_id in gathering.missing(self._own):
             self._fail(peer_id, f"it has not sent its part within {timeout:g} s")
 
     @property
@@ -328,7 +353,7 @@ class Reduction:
 
     # A member: chunks to their reducers
 
-    async def _hand_over(self, peers: tuple[str, ...], left: Iterator[int], timeout: float) -> None:
+    async def _hand_over(self, peers: tuple[str, ...], left: Iterator[int]) -> None:
         for chunk in left:
             try:
                 data = await self._encoded(chunk)
@@ -336,11 +361,11 @@ class Reduction:
                 self._fail(self._own, f"chunk {chunk}: {error}")
                 return
             if len(peers) == 1:
-                await self._hand(peers[0], chunk, data, timeout)
+                await self._hand(peers[0], chunk, data)
                 continue
             async with trio.open_nursery() as nursery:
                 for peer_id in peers:
-                    nursery.start_soon(self._hand, peer_id, chunk, data, timeout)
+                    nursery.start_soon(self._hand, peer_id, chunk, data)
 
     async def _encoded(self, chunk: int) -> Data:
         assert self._values is not None
@@ -350,16 +375,20 @@ class Reduction:
             return self._codec.encode(values)
         return await trio.to_thread.run_sync(self._codec.encode, values)
 
-    async def _hand(self, peer_id: str, chunk: int, data: Data, timeout: float) -> None:
+    async def _hand(self, peer_id: str, chunk: int, data: Data) -> None:
         if peer_id == self._own:
             await self._keep_own(chunk, data)
-            return
+        else:
+            await self._request(peer_id, chunk, data)
+
+    async def _request(self, peer_id: str, chunk: int, data: Data) -> Data | None:
+        """Send a chunk, and keep the aggregate that is the answer; None where none came, and the reduction ends."""
         request = TensorMessage(
             TrainingMessage.CHUNK, chunk, self._plan.reduction, new_request_id(), data
         )
         try:
             answer = await self._exchange.request(
-                peer_id, request, TrainingMessage.MEAN, timeout=timeout
+                peer_id, request, TrainingMessage.MEAN, timeout=self._timeout
             )
             await self._take_answer(peer_id, chunk, answer)
         except PeerRefusedError as error:
@@ -368,6 +397,8 @@ class Reduction:
             self._fail(peer_id, str(error))
         else:
             self._came(peer_id, self._owed)
+            return answer.data
+        return None
 
     async def _keep_own(self, chunk: int, data: Data) -> None:
         """Have one's own row added here, as everybody's is."""
@@ -384,12 +415,13 @@ class Reduction:
         if (answer.layer_id, answer.seq_id) != (chunk, self._plan.reduction):
             raise RemoteProtocolError(f"the answer to chunk {chunk} is that to {answer.layer_id}")
         start, stop = self._plan.chunk_span(chunk)
-        expected = self._result_codec.num_bytes(stop - start) if self._is_butterfly else 0
+        num_bytes = self._result_codec.num_bytes(stop - start)
+        expected = num_bytes if self._answers_have_data else 0
         if len(answer.data) != expected:
             raise RemoteProtocolError(
                 f"the answer to chunk {chunk} has {len(answer.data)} B instead of {expected}"
             )
-        if self._is_butterfly:
+        if self._answers_have_data:
             await self._set_chunk(chunk, answer.data)
 
     async def _set_chunk(self, chunk: int, data: Data) -> None:
@@ -411,16 +443,20 @@ class Reduction:
                 try:
                     await self._add(rows, row)
                 except (RemoteProtocolError, NotFiniteError) as error:
-                    self._refuse_row(rows.chunk, row, error)
+                    self._refuse_row(rows, row, error)
                     return
                 row.data = b""
-                self._note_added(rows.chunk, row)
+                self._note_added(rows, row)
             rows.is_busy = False
             if rows.is_complete:
-                await self._finish_chunk(rows)
+                await self._finish(rows)
+
+    def _is_sum(self, rows: ChunkRows) -> bool:
+        """Whether these are the rows' aggregates in a grid, not those of members."""
+        return self._sums is not None and rows.senders != self._row.members
 
     async def _add(self, rows: ChunkRows, row: Row) -> None:
-        if self._plan.codec != PLAIN:
+        if self._plan.codec != PLAIN and not self._is_sum(rows):
             await trio.to_thread.run_sync(rows.add, row)
         else:
             # A row takes a tenth of a millisecond, and there may be many.
@@ -428,60 +464,89 @@ class Reduction:
             rows.add(row)
 
     def _refuse_row(
-        self, chunk: int, row: Row, error: RemoteProtocolError | NotFiniteError
+        self, rows: ChunkRows, row: Row, error: RemoteProtocolError | NotFiniteError
     ) -> None:
         """A row cannot be added: end the reduction, and tell the member whose it is, if it is its fault."""
-        at_fault = error.index if isinstance(error, NotFiniteError) else row.member
-        peer_id = self._plan.members[at_fault]
-        if row.request_id and at_fault == row.member:
+        chunk = rows.chunk
+        at_fault = error.index if isinstance(error, NotFiniteError) else row.place
+        peer_id = rows.senders[at_fault]
+        if row.request_id and at_fault == row.place:
             del self._requests[peer_id, chunk]
             code = getattr(error, "code", ErrorCode.NOT_FINITE)
             refused = RequestRefusedError(f"chunk {chunk}: {error}", code=code)
             self._refuse(peer_id, chunk, row.request_id, refused)
         self._fail(peer_id, f"chunk {chunk}: {error}")
 
-    def _note_added(self, chunk: int, row: Row) -> None:
-        peer_id = self._plan.members[row.member]
+    def _note_added(self, rows: ChunkRows, row: Row) -> None:
+        peer_id = rows.senders[row.place]
         if peer_id == self._own:
             return
-        if not self._is_butterfly:
-            self._answer(peer_id, chunk, b"")
+        if not self._answers_have_data:
+            self._answer(self._gathering, peer_id, rows.chunk, b"")
         self._came(peer_id, self._rows)
 
-    async def _finish_chunk(self, rows: ChunkRows) -> None:
-        data = await self._aggregate(rows)
+    async def _finish(self, rows: ChunkRows) -> None:
+        """All rows were added: tell those that wait for what came of it, or hand it on to where rows come together."""
+        chunk = rows.chunk
+        is_of_row = self._sums is not None and not self._is_sum(rows)
+        data = await self._aggregate(rows, OF_ROWS if is_of_row else self._result_codec)
         if data is None:
             return
-        await self._set_chunk(rows.chunk, data)
-        self._gathering.close(rows.chunk)
-        if rows.chunk in self._own_done:
-            self._own_done.pop(rows.chunk).set()
-        if self._is_butterfly:
-            for peer_id in self._answers:
-                self._answer(peer_id, rows.chunk, data)
+        if self._sums is None or not is_of_row:
+            await self._set_chunk(chunk, data)
+            if self._sums is not None:
+                self._tell(self._sums, rows.senders, chunk, data)
+            self._tell_row(chunk, data)
+        elif chunk in self._sums.chunks:
+            self._note_ready(self._sums.put(self._own, chunk, data, 0))
+        else:
+            # Not here: the task that adds has others to add, for which that one may be waiting.
+            assert self._nursery is not None
+            self._nursery.start_soon(self._hand_on, self._plan.home_of(chunk), chunk, data)
+
+    async def _hand_on(self, home: str, chunk: int, data: Data) -> None:
+        """Hand what a row gave to where the rows come together, and tell the row what came of all."""
+        answer = await self._request(home, chunk, data)
+        if answer is not None:
+            self._tell_row(chunk, answer)
+
+    def _tell_row(self, chunk: int, data: Data) -> None:
+        """The aggregate of a chunk is known that this peer's row waits for."""
+        if chunk in self._own_done:
+            self._own_done.pop(chunk).set()
+        self._tell(
+            self._gathering, self._row.members if self._answers_have_data else (), chunk, data
+        )
         self._came(self._own, self._rows)
 
-    async def _aggregate(self, rows: ChunkRows) -> Data | None:
+    def _tell(self, gathering: Gathering, senders: Sequence[str], chunk: int, data: Data) -> None:
+        """A chunk is done: answer those that rows came from."""
+        gathering.close(chunk)
+        for peer_id in senders:
+            if peer_id != self._own:
+                self._answer(gathering, peer_id, chunk, data)
+
+    async def _aggregate(self, rows: ChunkRows, codec: Codec) -> Data | None:
         """The encoded aggregate of a chunk; None where there is none, which ends the reduction."""
-        is_plain = self._plan.codec == PLAIN == self._plan.result_codec
+        is_plain = codec.name == PLAIN and (self._plan.codec == PLAIN or self._is_sum(rows))
         is_cheap = is_plain and isinstance(self._aggregator, Mean)
         at_fault = self._own
         try:
             if is_cheap:
-                return self._result_codec.encode(rows.finish())
+                return codec.encode(rows.finish())
             try:
                 aggregate = await trio.to_thread.run_sync(rows.finish)
             except NotFiniteError as error:
-                at_fault = self._plan.members[error.index]
+                at_fault = rows.senders[error.index]
                 raise
-            return await trio.to_thread.run_sync(self._result_codec.encode, aggregate)
+            return await trio.to_thread.run_sync(codec.encode, aggregate)
         except NotFiniteError as error:
             self._fail(at_fault, f"the aggregate of chunk {rows.chunk}: {error}")
             return None
 
-    def _answer(self, peer_id: str, chunk: int, data: Data) -> None:
+    def _answer(self, gathering: Gathering, peer_id: str, chunk: int, data: Data) -> None:
         request_id = self._requests.pop((peer_id, chunk))
-        self._gathering.unanswered[peer_id] -= 1
+        gathering.unanswered[peer_id] -= 1
         if peer_id in self._gone:
             return
         message = TensorMessage(TrainingMessage.MEAN, chunk, self._plan.reduction, request_id, data)

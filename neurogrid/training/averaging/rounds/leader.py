@@ -492,7 +492,10 @@ class Leader:
 
 def _meet(one: str, other: str, plan: ReductionPlan) -> bool:
     """Whether two have to do with each other in a reduction."""
-    return plan.way is Way.EVERYBODY or one in plan.reducers or other in plan.reducers
+    reducers = (one in plan.reducers) + (other in plan.reducers)
+    if plan.way is Way.GRID:  # within a row, and reducers of several
+        return reducers == 2 or (reducers == 1 and plan.row_of(one) == plan.row_of(other))
+    return plan.way is Way.EVERYBODY or reducers > 0
 
 
 def _split(members: tuple[Member, ...]) -> tuple[tuple[str, ...], tuple[int, ...]]:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
+from itertools import accumulate
 from typing import Any, Final
 
 from neurogrid.training.averaging.plan import ReductionPlan, Way
 from neurogrid.training.averaging.shares import fair_shares
 from neurogrid.training.wire import GroupSettings, Plan
+from neurogrid.training.wire.types import MAX_CHUNK_BYTES
 
 __all__ = [
     "MIN_CHUNK_ELEMENTS",
@@ -22,6 +25,9 @@ __all__ = [
 
 # A reducer begins to answer when it has the first of its chunks.
 _CHUNKS_OF_A_PART: Final = 4
+
+# What a row hands on is in float32, and fits a message.
+_MOST_OF_A_SUM: Final = MAX_CHUNK_BYTES // 4
 
 MIN_CHUNK_ELEMENTS: Final = 4096
 """Elements of a chunk, where the vector has as many and the settings allow it."""
@@ -79,6 +85,10 @@ def make_plan(
             is not known, which counts as the mean of the others.
         reduction: u64, by which the attempt is known.
     """
+    if settings.way == "grid":
+        grid = _grid(settings, shape, weights, bandwidths, reduction)
+        if grid is not None:
+            return grid
     if settings.way == "everybody":
         shares: dict[str, float] = {}
     elif settings.way == "server":
@@ -102,6 +112,46 @@ def make_plan(
     )
 
 
+def _grid(
+    settings: GroupSettings,
+    shape: Shape,
+    weights: Mapping[str, float],
+    bandwidths: Mapping[str, float],
+    reduction: int,
+) -> ReductionPlan | None:
+    """A plan with as many rows as the root of the number of members; None for few, or where a row could reduce nothing.
+
+    Who can reduce is dealt to the rows, so that each has some.
+    """
+    num_rows = math.isqrt(len(weights))
+    if num_rows < 2:
+        return None
+    in_turn = sorted(weights, key=lambda peer: (not bandwidths.get(peer, 0.0), peer))
+    rows = [sorted(in_turn[row::num_rows]) for row in range(num_rows)]
+    shares = [_shares(row, bandwidths) for row in rows]
+    if not all(shares):
+        return None
+    chunk_elements = _chunk_elements(settings, shape, max(map(len, shares)))
+    num_chunks = -(-shape.num_elements // chunk_elements)
+    members = [peer for row in rows for peer in row]
+    cuts = [cut_chunks(num_chunks, tuple(its.values())) for its in shares]
+    return ReductionPlan(
+        reduction=reduction,
+        members=tuple(members),
+        weights=tuple(weights[peer] for peer in members),
+        reducers=tuple(peer for its in shares for peer in its),
+        cuts=tuple(cut for its in cuts for cut in its),
+        num_elements=shape.num_elements,
+        chunk_elements=chunk_elements,
+        codec=settings.codec,
+        result_codec=settings.result_codec,
+        aggregator=settings.aggregator,
+        way=Way.GRID,
+        rows=(0, *accumulate(map(len, rows))),
+        row_reducers=(0, *accumulate(map(len, shares))),
+    )
+
+
 def _shares(members: Iterable[str], bandwidths: Mapping[str, float]) -> dict[str, float]:
     """Shares of the vector that members reduce, by peer id; without members that reduce nothing."""
     known = {peer: bandwidths.get(peer, 0.0) for peer in members}
@@ -116,6 +166,8 @@ def _chunk_elements(settings: GroupSettings, shape: Shape, num_parts: int) -> in
     """Elements of a chunk: a part has some, and none is larger than the settings say."""
     wanted = -(-shape.num_elements // (num_parts * _CHUNKS_OF_A_PART))
     wanted = min(max(wanted, MIN_CHUNK_ELEMENTS), settings.chunk_elements)
+    if settings.way == "grid":
+        wanted = min(wanted, _MOST_OF_A_SUM // shape.block * shape.block)
     return max(1, -(-wanted // shape.block)) * shape.block
 
 

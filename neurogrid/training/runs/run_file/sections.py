@@ -292,7 +292,7 @@ class OuterSection(Section):
             with "sign" and "topk", which have no room for it.
         fragments: into which "streaming" deals the tensors; each round is about one of them.
         projected: whether members take steps by their speed, so that all finish together.
-        way: "butterfly", "server" or "everybody".
+        way: "butterfly", "server" or "everybody"; for many members "grid", of the mean alone.
         aggregator: how vectors become one.
         quorum: contributors that a round needs at least.
         grace: seconds that a round waits for late members once it has its quorum.
@@ -329,7 +329,7 @@ class OuterSection(Section):
         ),
         "fragments": whole(1, 65_536),
         "projected": BOOLEAN,
-        "way": one_of("butterfly", "server", "everybody"),
+        "way": one_of("butterfly", "server", "everybody", "grid"),
         "aggregator": pattern(
             '"mean", "median", "trimmed_mean", "trimmed_mean:0.2" and the like, or "mean_of_signs"',
             r"mean|median|mean_of_signs|trimmed_mean(:0|:0\.[0-4][0-9]{0,3})?",
@@ -370,6 +370,12 @@ class OuterSection(Section):
         for key, value in METHODS[self.method].items():
             if key != "projected" and getattr(self, key) != value:
                 raise self.fault(key, f'is {value:g} with method "{self.method}"', method)
+        if self.way == "grid" and self.aggregator not in ("mean", "mean_of_signs"):
+            raise self.fault(
+                "way",
+                f'"grid" is of the aggregators "mean" and "mean_of_signs", and not of {self.aggregator}',
+                self.place_of("aggregator"),
+            )
         if self.fragments > self.every:
             raise self.fault(
                 "fragments",
