@@ -31,12 +31,17 @@ def kill_one(members: Crowd, random: Random, *, the_leader: bool) -> float:
     )
 
 
-@pytest.mark.parametrize("seed", [1, 2, 3])
-def test_the_rest_agree_whoever_is_killed(tmp_path: Path, seed: int) -> None:
+@pytest.mark.parametrize(
+    ("seed", "way", "num_members"),
+    [(1, "butterfly", 4), (2, "butterfly", 4), (3, "butterfly", 4), (4, "grid", 5)],
+)
+def test_the_rest_agree_whoever_is_killed(
+    tmp_path: Path, seed: int, way: str, num_members: int
+) -> None:
     """Those that are killed are known to be gone at once."""
     random = Random(seed)
-    with crowd(tmp_path, "--grace", str(GRACE)) as members:
-        members.assemble(NUM_MEMBERS)
+    with crowd(tmp_path, "--grace", str(GRACE), "--way", way) as members:
+        members.assemble(num_members)
         for the_leader in (True, False):
             kill_one(members, random, the_leader=the_leader)
             newcomer = members.start()

@@ -6,10 +6,11 @@ import math
 import random
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 from typing import Any
 
+import numpy
 import torch
 import trio
 from torch import Tensor
@@ -17,7 +18,7 @@ from torch import Tensor
 from neurogrid.p2p import Identity, TensorMessage, new_request_id
 from neurogrid.p2p.exchange.exchange import Exchange
 from neurogrid.p2p.memory import MemoryHost, MemoryNetwork, open_memory_network
-from neurogrid.training.averaging.aggregators import Mean, parse_aggregator
+from neurogrid.training.averaging.aggregators import parse_aggregator
 from neurogrid.training.averaging.codecs import parse_codec
 from neurogrid.training.averaging.plan import ReductionPlan, Way
 from neurogrid.training.averaging.reductions import MembersLostError, Reductions, Result
@@ -169,18 +170,37 @@ def expected(plan: ReductionPlan, values: Sequence[Tensor]) -> Tensor:
 
 
 def _expected_of_rows(plan: ReductionPlan, values: Sequence[Tensor]) -> Tensor:
-    """What the rows give in float32, and the mean of that by their weights."""
-    rows = [
-        expected(replace(row, result_codec="f32"), values[first:last])
-        for row, (first, last) in zip(plan.row_plans, pairwise(plan.rows), strict=True)
-        if any(row.weights)
-    ]
-    weights = [sum(row.weights) for row in plan.row_plans if any(row.weights)]
-    result_codec, out = parse_codec(plan.result_codec), torch.empty(plan.num_elements)
+    """The sums of the rows, each by its first weight, and the mean of that; by no code of reductions."""
+    codec, result_codec = parse_codec(plan.codec), parse_codec(plan.result_codec)
+    out = torch.empty(plan.num_elements)
+
+    def sum_of(rows: Sequence[Tensor], weights: Sequence[float]) -> tuple[Tensor, list[float]]:
+        ratios = [float(numpy.float32(weight / weights[0])) for weight in weights]
+        total = rows[0].clone()
+        for row, ratio in zip(rows[1:], ratios[1:], strict=True):
+            total += row * ratio
+        return total, ratios
+
     for chunk in range(plan.num_chunks):
         start, stop = plan.chunk_span(chunk)
-        mean = Mean().aggregate([row[start:stop] for row in rows], weights)
-        out[start:stop] = result_codec.decode(result_codec.encode(mean), stop - start)
+        sums, firsts, divisors = [], [], []
+        for row, (first, last) in zip(plan.row_plans, pairwise(plan.rows), strict=True):
+            weights = [weight for weight in row.weights if weight]
+            decoded = [
+                codec.decode(codec.encode(its[start:stop]), stop - start)
+                for its, weight in zip(values[first:last], row.weights, strict=True)
+                if weight
+            ]
+            if plan.aggregator == "mean_of_signs":
+                decoded = [its.sign() for its in decoded]
+            if weights:
+                total, ratios = sum_of(decoded, weights)
+                sums.append(total)
+                firsts.append(weights[0])
+                divisors.append(sum(ratios))
+        total, ratios = sum_of(sums, firsts)
+        total /= float(numpy.float32(sum(r * d for r, d in zip(ratios, divisors, strict=True))))
+        out[start:stop] = result_codec.decode(result_codec.encode(total), stop - start)
     return out
 
 

@@ -13,7 +13,7 @@ of the members, and with those every part is a weighted mean. It knows neither r
 
 from neurogrid.training.averaging.aggregators.aggregator import Aggregator
 from neurogrid.training.averaging.aggregators.distances import DistanceAggregator
-from neurogrid.training.averaging.aggregators.mean import Accumulator, Mean
+from neurogrid.training.averaging.aggregators.mean import Accumulator, Mean, RowSum
 from neurogrid.training.averaging.aggregators.names import parse_aggregator
 
-__all__ = ["Accumulator", "Aggregator", "DistanceAggregator", "Mean", "parse_aggregator"]
+__all__ = ["Accumulator", "Aggregator", "DistanceAggregator", "Mean", "RowSum", "parse_aggregator"]

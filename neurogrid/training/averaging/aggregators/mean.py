@@ -8,6 +8,7 @@ fused multiply-add would round once, on the machines that have it.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -20,7 +21,7 @@ from neurogrid.training.averaging.aggregators.aggregator import (
     check_weight,
 )
 
-__all__ = ["Accumulator", "Mean", "MeanOfSigns"]
+__all__ = ["Accumulator", "Mean", "MeanOfSigns", "RowSum"]
 
 # A sum that stays below is finite, whatever its rounding.
 _LARGEST_SUM = 2.0**127
@@ -45,8 +46,11 @@ class Accumulator:
         self._largest = (0.0, 0)  # that a row can add, and which row
         self._product = torch.empty(min(TILE, num_elements))
 
-    def add(self, row: torch.Tensor, weight: float) -> None:
+    def add(self, row: torch.Tensor, weight: float, *, counts: float = 1.0) -> None:
         """Add the next member's row, float32 [n] on the CPU.
+
+        Args:
+            counts: how often it counts where the sum is divided: of several that were added before, `RowSum.counts`.
 
         Raises:
             NotFiniteError: the row has NaN or infinity in it, or the sum could become so; `index` is that of the row at
@@ -61,14 +65,14 @@ class Accumulator:
             row, largest = row.sign(), 1.0
         if self._sum is None:
             self._first_weight = weight
-            self._divisor = 1.0
+            self._divisor = counts
             self._check_sum(largest, index)
             self._sum = row.clone() if not self._of_signs else row
             return
         with np.errstate(over="ignore"):
             ratio = float(np.float32(weight / self._first_weight))
         self._check_sum(largest * ratio, index)
-        self._divisor += ratio
+        self._divisor += ratio * counts
         if ratio == 1:
             self._sum.add_(row)
             return
@@ -83,11 +87,15 @@ class Accumulator:
         Raises:
             ValueError: no row had a weight above zero.
         """
+        mean, divisor = self.finish_sum(), float(np.float32(self._divisor))
+        return mean if divisor == 1 else mean.div_(divisor)
+
+    def finish_sum(self) -> torch.Tensor:
+        """The same, not divided: `RowSum` says how it counts."""
         if self._sum is None:
             raise ValueError("no row has a weight above zero")
-        mean, self._sum = self._sum, None
-        divisor = float(np.float32(self._divisor))
-        return mean if divisor == 1 else mean.div_(divisor)
+        total, self._sum = self._sum, None
+        return total
 
     def _check_sum(self, added: float, index: int) -> None:
         self._largest = max(self._largest, (added, -index))
@@ -98,6 +106,27 @@ class Accumulator:
                 f"the sum may exceed float32: row {worst} is as large as {self._largest[0]:g}, weighted",
                 index=worst,
             )
+
+
+@dataclass(frozen=True, slots=True)
+class RowSum:
+    """How a sum of several rows counts beside others.
+
+    Attributes:
+        weight: of the first row that has one, in whose units the others were added; 0 where none has.
+        counts: what the sum is to be divided by to be their mean.
+    """
+
+    weight: float
+    counts: float
+
+    @classmethod
+    def of(cls, weights: Sequence[float]) -> RowSum:
+        """That of rows with these weights."""
+        first = next((weight for weight in weights if weight), 0.0)
+        with np.errstate(over="ignore"):
+            ratios = [float(np.float32(weight / first)) for weight in weights if weight]
+        return cls(first, sum(ratios))
 
 
 class Mean(Aggregator):

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from neurogrid.errors import LocalProtocolError, RequestRefusedError
 from neurogrid.p2p.wire import Data, ErrorCode
-from neurogrid.training.averaging.aggregators import Accumulator, Aggregator, Mean
+from neurogrid.training.averaging.aggregators import Accumulator, Aggregator, Mean, RowSum
 from neurogrid.training.averaging.codecs import Codec, parse_codec
 from neurogrid.training.averaging.plan import ReductionPlan, Way
 from neurogrid.training.averaging.reductions.result import PLAIN
@@ -52,6 +52,10 @@ class ChunkRows:
         senders: peer ids of those that rows come from, in the order in which they are added: by place.
         weights: of each.
         is_busy: somebody adds.
+
+    Args:
+        counts: of each sender, how often it counts (`Accumulator.add`).
+        is_sum: the rows are not divided by their number, since others are to be added.
     """
 
     def __init__(
@@ -62,11 +66,15 @@ class ChunkRows:
         weights: Sequence[float],
         codec: Codec,
         aggregator: Aggregator,
+        counts: Sequence[float],
+        *,
+        is_sum: bool,
     ) -> None:
         self.chunk = chunk
         self.num_elements = num_elements
         self.senders, self.weights = tuple(places), weights
         self.is_busy = False
+        self._counts, self._is_sum = counts, is_sum
         self._codec = codec
         self._aggregator = aggregator
         self._accumulator: Accumulator | None = None
@@ -121,7 +129,8 @@ class ChunkRows:
         if self._accumulator is None:
             self._decoded.append(values)
         else:
-            self._accumulator.add(values, self.weights[row.place])
+            counts = self._counts[row.place] if self._counts else 1.0
+            self._accumulator.add(values, self.weights[row.place], counts=counts)
 
     def _decode(self, data: Data) -> Tensor:
         if self._codec.name != PLAIN:
@@ -138,7 +147,7 @@ class ChunkRows:
         if not any(self.weights):
             return torch.zeros(self.num_elements)
         if self._accumulator is not None:
-            return self._accumulator.finish()
+            return self._accumulator.finish_sum() if self._is_sum else self._accumulator.finish()
         decoded, self._decoded = self._decoded, []
         return self._aggregator.aggregate(decoded, self.weights)
 
@@ -153,7 +162,8 @@ class Gathering:
             each in it.
         weights: of each place.
         codec: the form in which they come.
-        hands_on: what is aggregated here is no answer yet, but goes on to where that is made.
+        counts: of each place, how often it counts (`Accumulator.add`); empty where each does once.
+        hands_on: what is aggregated here is no answer yet, but a sum that goes on to where that is made.
 
     Attributes:
         chunks: as given.
@@ -168,6 +178,7 @@ class Gathering:
         weights: Sequence[float],
         codec: Codec,
         aggregator: Aggregator,
+        counts: Sequence[float] = (),
         *,
         hands_on: bool = False,
     ) -> None:
@@ -178,6 +189,7 @@ class Gathering:
         self._weights = weights
         self._codec = codec
         self._aggregator = aggregator
+        self._counts = counts
         self._hands_on = hands_on
         self._open: dict[int, ChunkRows] = {}  # begun, and not finished
         self._finished: set[int] = set()
@@ -217,6 +229,8 @@ class Gathering:
                 self._weights,
                 self._codec,
                 self._aggregator,
+                self._counts,
+                is_sum=self._hands_on,
             )
         rows.put(Row(place, data, request_id))
         if request_id:
@@ -275,8 +289,9 @@ def gather(
         row = plan.row_plans[number]
         homes = [chunk for chunk in row.chunks_of(own) if plan.home_of(chunk) == own]
         by_chunk = {chunk: _places(plan.row_reducers_of(chunk)) for chunk in homes}
-        weights = [sum(each.weights) for each in plan.row_plans]
-        sums = Gathering(plan, homes, by_chunk.__getitem__, weights, OF_ROWS, Mean())
+        of_rows = [RowSum.of(each.weights) for each in plan.row_plans]
+        weights, counts = [its.weight for its in of_rows], [its.counts for its in of_rows]
+        sums = Gathering(plan, homes, by_chunk.__getitem__, weights, OF_ROWS, Mean(), counts)
     chunks = row.chunks_of(own)
     if plan.way is Way.EVERYBODY:
         chunks = range(plan.num_chunks if own in plan.members else 0)
