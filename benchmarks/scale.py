@@ -228,11 +228,9 @@ class Network:
 
 
 def handed_on_bytes(plan: ReductionPlan) -> float:
-    """Bytes that a member sends of what its row gave, in float32, or receives; the most of all."""
-    if not plan.rows:
-        return 0.0
-    parts = [len(row.chunks_of(peer)) for row in plan.row_plans for peer in row.reducers]
-    return 4.0 * max(parts) * plan.chunk_elements
+    """Bytes that a member sends of what its row gave, in float32, or receives; the mean of all."""
+    num_rows = len(plan.row_plans)
+    return 4.0 * plan.num_elements * max(num_rows - 1, 0) / len(plan.members)
 
 
 def num_bytes(message: Message) -> int:
