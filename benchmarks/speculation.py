@@ -142,7 +142,7 @@ def main() -> None:
             measured = trio.run(measure, path, delay / 1e3, options, Path(directory))
             rows += rows_of(delay, measured, options.rounds)
     size = "" if options.size == "embedded" else f"-{options.size}"
-    told = f"; {peer_versions(None)}" if _has_lookup() else ""
+    told = f"; {peer_versions(None).partition(';')[0]}" if _has_lookup() else ""
     delay = options.delays[0]
     # One place at a time does not take the place of all of them.
     where = "" if options.delays[1:] else f"-{delay:g}ms" if delay else "-loopback"
