@@ -157,8 +157,10 @@ def test_passes_are_priced_as_they_turn_out() -> None:
     assert costs.row > usual
     dear = costs.row
     costs.took(9, 1000.0)  # a worker was lost on the way
-    costs.took(1, 1000.0)
     assert costs.row == dear
+    one = costs._one
+    costs.took(1, 1000.0)
+    assert costs._one == one
 
 
 @pytest.mark.parametrize(
@@ -174,6 +176,22 @@ def test_what_several_cost_however_many_they_are_is_told_from_what_each_costs(
         costs.took(1 + further, 0.002 * (1 + several + row * further))
     assert costs.several == pytest.approx(several, abs=0.05)
     assert costs.row == pytest.approx(row, abs=0.01)
+
+
+def test_prices_at_which_nothing_is_proposed_are_forgotten() -> None:
+    """As of a minute in which the machine did something else."""
+    costs = PassCosts()
+    costs.took(1, 0.01)
+    for _ in range(20):
+        costs.took(17, 0.01 * 40)
+
+    def length() -> int:
+        return length_that_pays([0.95] * 16, costs, least_gain=LEAST_GAIN)
+
+    assert length() == 0
+    for _ in range(2000):
+        costs.took(1, 0.01)
+    assert length() > 3
 
 
 def test_short_proposals_are_given_up_where_passes_of_several_are_dear_and_long_ones_are_not() -> (

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, TypeAlias
 
 __all__ = ["LEAST_GAIN", "Acceptance", "PassCosts", "length_that_pays"]
 
@@ -24,10 +24,10 @@ _WEIGHT: Final = 2.0
 # What was seen counts less with each further token of its class: about the last dozen matter.
 _KEPT: Final = 0.92
 
-# Of the time of a pass of one token, what each further one adds, before that was measured: as on a CPU in float32, and
-# as if from two passes with so many further ones.
+# Of the time of a pass of one token, what each further one adds, before that was measured: as on a CPU in float32.
 _USUAL_ROW: Final = 0.15
-_USUAL_FURTHER: Final = (1, 8)
+# Prices that nothing is proposed at would stay for ever: with each pass of one token they are so much the usual ones.
+_FORGETTING: Final = 1 / 256
 # A pass that took longer than so many others is not measured: something else happened.
 _OUTLIER: Final = 8.0
 _SMOOTHING: Final = 1 / 8
@@ -55,6 +55,23 @@ class Acceptance:
         return self._hits[at] / self._seen[at]
 
 
+# Sums over passes with n further tokens: of 1, n and n^2, and of what they cost more, once and times n.
+_Sums: TypeAlias = tuple[float, float, float, float, float]
+
+
+def _sums_of(further: int, more: float) -> _Sums:
+    return 1.0, further, further**2, more, further * more
+
+
+def _mixed(one: _Sums, share: float, other: _Sums, other_share: float) -> _Sums:
+    a, b, c, d, e = (share * x + other_share * y for x, y in zip(one, other, strict=True))
+    return a, b, c, d, e
+
+
+# As if of a pass with 1 further token, and of one with 8.
+_USUAL: Final = _mixed(_sums_of(1, _USUAL_ROW), 1.0, _sums_of(8, 8 * _USUAL_ROW), 1.0)
+
+
 class PassCosts:
     """Costs of a pass of several tokens, and of drafting, relative to a pass of one. Times are given.
 
@@ -71,10 +88,7 @@ class PassCosts:
         self._one: float | None = None
         self._draft: float | None = None
         self.several, self.row = 0.0, _USUAL_ROW
-        # Sums over passes: of 1, n and n^2, and of what they cost more, once and times n.
-        self._ones = self._n = self._nn = self._more = self._n_more = 0.0
-        for further in _USUAL_FURTHER:
-            self._see(further, _USUAL_ROW * further)
+        self._sums = _USUAL
 
     @property
     def draft(self) -> float | None:
@@ -89,26 +103,23 @@ class PassCosts:
                 self._one = seconds
             elif seconds < _OUTLIER * one:
                 self._one = one + _SMOOTHING * (seconds - one)
+            self._sums = _mixed(self._sums, 1 - _FORGETTING, _USUAL, _FORGETTING)
+            self._settle()
         elif one and seconds < _OUTLIER * one * num_tokens:
             further = num_tokens - 1
-            self._see(further, min(max(seconds / one - 1, 0.0), 2.0 * further))
+            more = min(max(seconds / one - 1, 0.0), 2.0 * further)
+            self._sums = _mixed(self._sums, 1 - _SMOOTHING, _sums_of(further, more), 1.0)
+            self._settle()
 
-    def _see(self, further: int, more: float) -> None:
-        kept = 1 - _SMOOTHING
-        self._ones = self._ones * kept + 1
-        self._n = self._n * kept + further
-        self._nn = self._nn * kept + further**2
-        self._more = self._more * kept + more
-        self._n_more = self._n_more * kept + further * more
-        n, mean = self._n / self._ones, self._more / self._ones
-        together = self._n_more / self._ones - n * mean
-        apart = max(self._nn / self._ones - n**2, 0.0)
-        each = self._n_more / self._nn
-        row = (together + _UNDECIDED * each) / (apart + _UNDECIDED)
-        if mean < row * n:  # nothing is left for `several`
+    def _settle(self) -> None:
+        ones, n, square, more, product = self._sums
+        n, square, more, product = n / ones, square / ones, more / ones, product / ones
+        each = product / square
+        row = (product - n * more + _UNDECIDED * each) / (max(square - n**2, 0.0) + _UNDECIDED)
+        if more < row * n:  # nothing is left for `several`
             row = each
         self.row = min(max(row, 0.0), 1.0)
-        self.several = max(mean - self.row * n, 0.0)
+        self.several = max(more - self.row * n, 0.0)
 
     def drafted(self, num_tokens: int, seconds: float) -> None:
         """A draft model took so long for so many tokens, one or more."""
