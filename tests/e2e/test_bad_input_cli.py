@@ -62,7 +62,7 @@ PROMPT = ("--prompt", "x")
         ([*PROMPT, "--max-tokens", "-5"], "--max-tokens: -5 is not between 1 and"),
         ([*PROMPT, "--dtype", "int4"], "--dtype: invalid choice: 'int4' .*float32"),
         ([*PROMPT, "--prompt-file", "f"], "--prompt-file: not allowed with argument --prompt"),
-        ([*PROMPT, "--modell", "m"], "unrecognized arguments: --modell"),
+        ([*PROMPT, "--modell", "m"], "unrecognized arguments: --modell m: is --model meant?"),
         (["--prompt-file", "/nowhere/p"], "cannot read the prompt from /nowhere/p: No such file"),
         (
             [*PROMPT, "--listen", "there"],

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import re
 import shutil
 import sys
 from collections.abc import Iterator, Sequence
+from difflib import get_close_matches
 from typing import Any, Final, NoReturn
 
 from neurogrid import __version__
@@ -61,6 +63,8 @@ class ArgumentParser(argparse.ArgumentParser):
             description=description,
             epilog="\n".join(["examples:", *lines]) if lines else None,
             formatter_class=HelpFormatter,
+            # `--port 8123` is no `--port-mapping`, with 8123 for the model.
+            allow_abbrev=False,
         )
         if self._first:
             self.add_argument(
@@ -109,7 +113,16 @@ class ArgumentParser(argparse.ArgumentParser):
         (file or sys.stdout).write(self.format_help())
 
     def error(self, message: str) -> NoReturn:
+        flag = re.match(r"unrecognized arguments: (--[\w-]+)", message)
+        if flag and (meant := self._like(flag[1])):
+            message += f": is {meant} meant?"
         self.exit(USAGE_STATUS, f"{self.prog}: {message} (--help explains)\n")
+
+    def _like(self, typed: str) -> str:
+        """The flag that may be meant by what was typed; empty for none."""
+        flags = [flag for action in self._actions for flag in action.option_strings]
+        ending = [flag for flag in flags if flag.endswith(typed.removeprefix("-"))]
+        return next(iter(ending or get_close_matches(typed, flags, n=1)), "")
 
 
 class _PrintWholeHelp(argparse.Action):

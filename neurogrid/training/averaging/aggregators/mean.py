@@ -110,7 +110,7 @@ class Accumulator:
 
 @dataclass(frozen=True, slots=True)
 class RowSum:
-    """How a sum of several rows counts beside others.
+    """Weight of a sum of several rows beside others.
 
     Attributes:
         weight: of the first row that has one, in whose units the others were added; 0 where none has.
@@ -122,7 +122,7 @@ class RowSum:
 
     @classmethod
     def of(cls, weights: Sequence[float]) -> RowSum:
-        """That of rows with these weights."""
+        """The weight of a sum of rows with these weights."""
         first = next((weight for weight in weights if weight), 0.0)
         with np.errstate(over="ignore"):
             ratios = [float(np.float32(weight / first)) for weight in weights if weight]

@@ -266,7 +266,7 @@ class Gathering:
 def gather(
     plan: ReductionPlan, own: str, codec: Codec, aggregator: Aggregator
 ) -> tuple[ReductionPlan, Gathering, Gathering | None]:
-    """What one peer aggregates by a plan.
+    """Gather by a plan what one peer aggregates.
 
     Args:
         own: its peer id.
