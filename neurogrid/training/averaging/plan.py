@@ -96,9 +96,14 @@ class ReductionPlan:
         row = self.row_of(peer)
         if row is None:
             return {*self.reducers} - {peer}
-        own = self.row_plans[row]
-        homes = {self.home_of(chunk) for chunk in own.chunks_of(peer)}
-        return {*own.reducers, *homes} - {peer}
+        mine = self.row_plans[row].chunks_of(peer)
+        homes = {
+            other
+            for number, plan in enumerate(self.row_plans)
+            for other in plan.reducers
+            if self._of_row(number, _common(mine, plan.chunks_of(other)))
+        }
+        return {*self.row_plans[row].reducers, *homes} - {peer}
 
     # With Way.GRID
 
@@ -137,3 +142,17 @@ class ReductionPlan:
     def home_of(self, chunk: int) -> str:
         """The peer of these that adds what the rows gave: of another row for each chunk, one row after the other."""
         return self.row_plans[chunk % len(self.row_plans)].reducer_of(chunk)
+
+    def chunks_at(self, peer: str) -> range:
+        """The chunks whose home a member is."""
+        row = self._rows_by_peer[peer]
+        return self._of_row(row, self.row_plans[row].chunks_of(peer))
+
+    def _of_row(self, row: int, chunks: range) -> range:
+        """Those among chunks whose home is in a row."""
+        num_rows = len(self.row_plans)
+        return range(chunks.start + (row - chunks.start) % num_rows, chunks.stop, num_rows)
+
+
+def _common(one: range, other: range) -> range:
+    return range(max(one.start, other.start), min(one.stop, other.stop))

@@ -116,6 +116,12 @@ def test_any_rows_and_cuts(
                 row_reducers=tuple(row_reducers),
             )
             assert read_plan(Plan.decode(write_plan(plan).encode())) == plan
+            for peer in plan.members:
+                row = plan.row_plans[plan.row_of(peer) or 0]
+                at_home = [c for c in range(num_chunks) if plan.home_of(c) == peer]
+                assert list(plan.chunks_at(peer)) == at_home
+                homes = {plan.home_of(chunk) for chunk in row.chunks_of(peer)}
+                assert plan.sends_to(peer) == {*row.reducers, *homes} - {peer}
             values = vectors(len(weights), num_elements)
             outcomes = await reduce_all(group.peers, plan, values, timeout=5)
             assert_equal(outcomes, expected(plan, values))

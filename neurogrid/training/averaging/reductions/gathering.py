@@ -49,7 +49,8 @@ class ChunkRows:
 
     Attributes:
         chunk: its index.
-        senders: peer ids of those that rows come from, in the order in which they are added: by place.
+        places: peer ids of those that rows come from, in the order in which they are added, and the place of each.
+        senders: the same, by place.
         weights: of each.
         is_busy: somebody adds.
 
@@ -72,7 +73,7 @@ class ChunkRows:
     ) -> None:
         self.chunk = chunk
         self.num_elements = num_elements
-        self.senders, self.weights = tuple(places), weights
+        self.places, self.senders, self.weights = places, tuple(places), weights
         self.is_busy = False
         self._counts, self._is_sum = counts, is_sum
         self._codec = codec
@@ -173,7 +174,7 @@ class Gathering:
     def __init__(
         self,
         plan: ReductionPlan,
-        chunks: Sequence[int],
+        chunks: range,
         places: Callable[[int], Mapping[str, int]],
         weights: Sequence[float],
         codec: Codec,
@@ -185,7 +186,7 @@ class Gathering:
         self.chunks = chunks
         self.unanswered: Counter[str] = Counter()
         self._plan = plan
-        self._places = places
+        self._find_places = places
         self._weights = weights
         self._codec = codec
         self._aggregator = aggregator
@@ -200,12 +201,13 @@ class Gathering:
         Raises:
             RequestRefusedError: it is not; the text says why.
         """
-        place = self._places(chunk).get(peer_id) if chunk in self.chunks else None
+        rows = self._open.get(chunk)
+        places = rows.places if rows is not None else self._places_of(chunk)
+        place = places.get(peer_id)
         if place is None:
             raise RequestRefusedError(
                 f"chunk {chunk} is not aggregated here", code=ErrorCode.POSITION_MISMATCH
             )
-        rows = self._open.get(chunk)
         if chunk in self._finished or (rows is not None and rows.has(place)):
             raise RequestRefusedError(
                 f"chunk {chunk} came twice", code=ErrorCode.PROTOCOL_VIOLATION
@@ -225,7 +227,7 @@ class Gathering:
             rows = self._open[chunk] = ChunkRows(
                 chunk,
                 stop - start,
-                self._places(chunk),
+                places,
                 self._weights,
                 self._codec,
                 self._aggregator,
@@ -236,6 +238,9 @@ class Gathering:
         if request_id:
             self.unanswered[peer_id] += 1
         return rows
+
+    def _places_of(self, chunk: int) -> Mapping[str, int]:
+        return self._find_places(chunk) if chunk in self.chunks else {}
 
     def missing(self, own: str) -> frozenset[str]:
         """The senders that the first chunk which lacks rows waits for.
@@ -250,7 +255,7 @@ class Gathering:
             if chunk in self._finished:
                 continue
             rows = self._open.get(chunk)
-            absent = frozenset(self._places(chunk)) if rows is None else rows.absent
+            absent = frozenset(self._places_of(chunk)) if rows is None else rows.absent
             if absent - {own}:
                 return absent - {own}
             if self._hands_on and not absent:
@@ -287,11 +292,17 @@ def gather(
         if not isinstance(aggregator, Mean):
             raise LocalProtocolError(f"{plan.aggregator} of rows is not that of their members")
         row = plan.row_plans[number]
-        homes = [chunk for chunk in row.chunks_of(own) if plan.home_of(chunk) == own]
-        by_chunk = {chunk: _places(plan.row_reducers_of(chunk)) for chunk in homes}
         of_rows = [RowSum.of(each.weights) for each in plan.row_plans]
         weights, counts = [its.weight for its in of_rows], [its.counts for its in of_rows]
-        sums = Gathering(plan, homes, by_chunk.__getitem__, weights, OF_ROWS, Mean(), counts)
+        sums = Gathering(
+            plan,
+            plan.chunks_at(own),
+            lambda chunk: _places(plan.row_reducers_of(chunk)),
+            weights,
+            OF_ROWS,
+            Mean(),
+            counts,
+        )
     chunks = row.chunks_of(own)
     if plan.way is Way.EVERYBODY:
         chunks = range(plan.num_chunks if own in plan.members else 0)
