@@ -331,6 +331,27 @@ def test_a_directory_without_one(tmp_path: Path) -> None:
         read_peft(tmp_path)
 
 
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="Linux tells memory there")
+@pytest.mark.parametrize("outputs", [2**10, 2**20], ids=["small", "large"])
+def test_memory_of_matrices_that_are_gone_is_given_back(outputs: int) -> None:
+    """Small ones share what is asked of the system at once."""
+
+    def own_bytes() -> int:
+        lines = Path("/proc/self/status").read_text().splitlines()
+        return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("RssAnon:"))
+
+    num_bytes, before = 64 * 2**20, own_bytes()
+    each = num_bytes // (8 * outputs * 4)
+    made = [LowRank(torch.ones(8, 1), torch.ones(outputs, 8), 1.0, device=CPU) for _ in range(each)]
+    assert own_bytes() - before > num_bytes * 0.9
+    given = torch.ones(1, 1)
+    assert torch.equal(
+        made[-1].added(given, torch.zeros(1, outputs)), torch.full((1, outputs), 8.0)
+    )
+    made.clear()
+    assert own_bytes() - before < 16 * 2**20
+
+
 def test_rows_of_numbered_modules_go_by_themselves() -> None:
     """Experts may get some of the rows in an order of their own."""
     low = LowRank(torch.ones(1, 4), torch.ones(4, 1), 1.0, device=CPU)

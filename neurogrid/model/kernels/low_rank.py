@@ -5,7 +5,11 @@ Shape legend: r rank, I inputs, O outputs, R rows.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import mmap
+import threading
+from typing import Final
 
 import torch
 from torch.nn import functional
@@ -14,6 +18,46 @@ from neurogrid.model.kernels.compiled import ELEMENT_TYPES
 from neurogrid.p2p.wire.limits import MAX_ADAPTER_RANK
 
 __all__ = ["LowRank"]
+
+
+# Bytes that are asked of the system at once, and in which all that is taken has a multiple of so many.
+_SLAB_BYTES: Final = 8 * 1024**2
+_LINE_BYTES: Final = 64
+
+
+class _Slabs:
+    """Memory in large pages for matrices that are small: a pass goes through thousands of them.
+
+    With pages of 4 KiB the processor looks up where one lies for each 64 lines that it reads. A slab is given back when
+    nothing that was taken of it is in use.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._left = torch.empty(0, dtype=torch.uint8)
+
+    def take(self, num_bytes: int) -> torch.Tensor:
+        """Take memory, uint8 [num_bytes], which begins with a line."""
+        size = -(-num_bytes // _LINE_BYTES) * _LINE_BYTES
+        if size > _SLAB_BYTES // 4:
+            return _large(size)[:num_bytes]
+        with self._lock:
+            if len(self._left) < size:
+                self._left = _large(_SLAB_BYTES)
+            taken, self._left = self._left[:num_bytes], self._left[size:]
+        return taken
+
+
+def _large(size: int) -> torch.Tensor:
+    if not hasattr(mmap, "MADV_HUGEPAGE"):
+        return torch.empty(size, dtype=torch.uint8)
+    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with contextlib.suppress(OSError):  # a system that has none gives small ones
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(memory, dtype=torch.uint8)
+
+
+_SLABS = _Slabs()
 
 
 class _LowRankFields(ctypes.Structure):
@@ -61,7 +105,11 @@ class LowRank:
         # Memory of its own: what it was read from may be a transfer's. B by its columns, right behind A: one stream.
         keeps = a.dtype == b.dtype and a.dtype in ELEMENT_TYPES and device.type == "cpu"
         dtype = a.dtype if keeps else torch.float32
-        both = torch.empty(a.numel() + b.numel(), dtype=dtype, device=device)
+        num_elements = a.numel() + b.numel()
+        if device.type == "cpu":
+            both = _SLABS.take(num_elements * dtype.itemsize).view(dtype)
+        else:
+            both = torch.empty(num_elements, dtype=dtype, device=device)
         self._a = both[: a.numel()].view(a.shape)
         self._b = both[a.numel() :].view(b.shape[1], b.shape[0])
         self._a.copy_(a)
