@@ -149,7 +149,7 @@ class ReductionPlan:
         return self._of_row(row, self.row_plans[row].chunks_of(peer))
 
     def _of_row(self, row: int, chunks: range) -> range:
-        """Those among chunks whose home is in a row."""
+        """Choose of chunks those whose home is in a row."""
         num_rows = len(self.row_plans)
         return range(chunks.start + (row - chunks.start) % num_rows, chunks.stop, num_rows)
 
