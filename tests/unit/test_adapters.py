@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import re
 import shutil
@@ -350,6 +351,15 @@ def test_memory_of_matrices_that_are_gone_is_given_back(outputs: int) -> None:
     )
     made.clear()
     assert own_bytes() - before < 16 * 2**20
+
+
+def test_matrices_that_there_is_no_memory_for_are_told_as_such(monkeypatch: Any) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+    monkeypatch.setattr("mmap.mmap", refuse)
+    with pytest.raises(MemoryError, match="of an adapter"):
+        LowRank(torch.ones(8, 1), torch.ones(2**20, 8), 1.0, device=CPU)
 
 
 def test_rows_of_numbered_modules_go_by_themselves() -> None:

@@ -51,7 +51,10 @@ class _Slabs:
 def _large(size: int) -> torch.Tensor:
     if not hasattr(mmap, "MADV_HUGEPAGE"):
         return torch.empty(size, dtype=torch.uint8)
-    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    try:
+        memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except OSError as exc:
+        raise MemoryError(f"no room for {size} B of an adapter: {exc}") from exc
     with contextlib.suppress(OSError):  # a system that has none gives small ones
         memory.madvise(mmap.MADV_HUGEPAGE)
     return torch.frombuffer(memory, dtype=torch.uint8)
@@ -90,6 +93,7 @@ class LowRank:
 
     Raises:
         ValueError: their shapes do not fit each other, or the rank is not 1 to `MAX_ADAPTER_RANK`.
+        MemoryError: there is no room for them.
     """
 
     def __init__(
