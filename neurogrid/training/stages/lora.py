@@ -13,6 +13,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
@@ -32,6 +33,7 @@ __all__ = [
     "is_adapter_tensor",
     "num_adapter_parameters",
     "read_adapter",
+    "require_peft",
     "require_targets",
     "write_adapter",
 ]
@@ -292,12 +294,21 @@ def _peft_config(
     )
 
 
-def _import_peft() -> Any:
-    try:
-        import peft
-    except ImportError as exc:
+def require_peft() -> None:
+    """Check that an adapter can be made and written here, without importing what that takes.
+
+    Raises:
+        ConfigurationError: it cannot.
+    """
+    if find_spec("peft") is None:
         raise ConfigurationError(
             "[adapter] needs the package peft: pip install -r packaging/requirements/training.txt (in the source), "
             "or leave [adapter] out"
-        ) from exc
+        )
+
+
+def _import_peft() -> Any:
+    require_peft()
+    import peft
+
     return peft

@@ -6,10 +6,12 @@ import copy
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+import trio
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.nn import functional
@@ -18,6 +20,7 @@ from neurogrid.errors import CheckpointError, ConfigurationError, UnsupportedMod
 from neurogrid.model.files.quantization import CodesForm, Quantization, parts_of
 from neurogrid.model.files.tensor_names import layer_of, path_in_layer
 from neurogrid.model.kernels import CodesLinear, quantize
+from neurogrid.training.leading.chains.lead import lead_chain
 from neurogrid.training.runs.inner_optimizer import make_optimizer, rates_of
 from neurogrid.training.runs.run_file.stage_sections import AdapterSection
 from neurogrid.training.stages import stage_learner
@@ -208,6 +211,20 @@ def test_peft_opens_what_is_written(tmp_path: Path) -> None:
         ]
         taken = {name: t for stage in again for name, t in stage.weights().items()}
         assert same(taken, stored.tensors)
+
+
+def test_without_peft_a_run_with_an_adapter_does_not_begin(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its members would fail one after the other, and its first checkpoint."""
+    monkeypatch.setattr("neurogrid.training.stages.lora.find_spec", lambda name: None)
+    settings: Any = SimpleNamespace(
+        run=SimpleNamespace(adapter=AdapterSection(r=8)), directory=tmp_path / "run"
+    )
+    nobody: Any = None
+    with pytest.raises(ConfigurationError, match="needs the package peft: pip install"):
+        trio.run(lead_chain, settings, nobody, nobody)
+    assert not settings.directory.exists()
 
 
 def test_what_peft_writes_is_read(tmp_path: Path) -> None:

@@ -62,6 +62,7 @@ from neurogrid.training.stages.chain_estimate import (
     stage_sizes,
 )
 from neurogrid.training.stages.cutting import cut_layers
+from neurogrid.training.stages.lora import require_peft
 from neurogrid.training.trainer.batches import BatchReader
 from neurogrid.training.trainer.models import make_model, save_model
 from neurogrid.training.wire.runs import run_table
@@ -83,9 +84,11 @@ async def lead_chain(settings: LeaderSettings, progress: LeaderProgress, board: 
         UnsupportedModelError: stages of this model do not give its gradients.
         NeuroGridError: the run cannot go on; says why.
     """
+    run = settings.run
+    if run.adapter.r:
+        require_peft()  # whose files are written here
     directory = RunDirectory(settings.directory)
     directory.path.mkdir(parents=True, exist_ok=True)
-    run = settings.run
     has_replicas = run.layout.replicas > 1
     rounds = _as_rounds(run)
     every = rounds.outer.round_steps
