@@ -63,12 +63,13 @@ def place_apart(
     """Place members as `place` does, so that all reach those that they are in contact with; None where none are found.
 
     Those that were in a stage stay where they can. Others come in the place of those that cannot: such as are free
-    first.
+    first, then those that are not alone in their stage, of the one that has most.
     """
     left = _left_of(before, usable, num_stages)
     free = [peer for peer in usable if peer not in chain(*left)]
+    spare = [peer for own in sorted(left, key=len, reverse=True) for peer in own[1:]]
     chosen = _choose([[*own, *free] for own in left], are_apart, is_tied) or _choose(
-        [[*own, *free, *usable] for own in left], are_apart, is_tied
+        [[*own, *free, *spare, *usable] for own in left], are_apart, is_tied
     )
     if chosen is None:
         return None

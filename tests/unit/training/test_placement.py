@@ -100,6 +100,11 @@ def test_a_spare_comes_between_or_others_change_places() -> None:
     before = [["a"], ["b"], ["c"], ["d"]]
     assert place_apart(before, "abcds", 4, are_apart) == (("a",), ("s",), ("c",), ("d",))
     assert place_apart(before, "abcd", 4, are_apart) == (("a",), ("c",), ("b",), ("d",))
+    assert place_apart([[], ["a"], ["b", "c"]], "abc", 3, lambda *_: False) == (
+        ("c",),
+        ("a",),
+        ("b",),
+    )
     assert place_apart([["a"], ["b"]], "ab", 2, are_apart) is None
     assert place_apart([["a", "c"], ["b"]], "abc", 2, are_apart) == (("c",), ("b",))
     assert fill(
