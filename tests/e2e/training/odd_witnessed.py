@@ -7,10 +7,13 @@ Run as a program with what is odd about it, and the options of `neurogrid-worker
     forger   it commits to results in the name of another member, too, and bears witness in that one's name
     liar     it commits itself to two results of a round
     whisperer  the same, and tells the second one to another member alone
+    mortal   it is killed when it has trained in a round of three, and has yet to commit itself
 """
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 from contextlib import suppress
 from pathlib import Path
@@ -118,6 +121,15 @@ async def publish_and_whisper(
     return blob_id
 
 
+async def publish_until_killed(
+    exchange: RoundExchange, told: Any, seat: int, work: Any, coefficients: Any
+) -> bytes:
+    """The end, where it is one of three; nobody outside could tell that nothing of it is on its way."""
+    if len(told.members) > 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return await _publish(exchange, told, seat, work, coefficients)
+
+
 if __name__ == "__main__":
     kind = sys.argv.pop(1)
     if kind == "cold":
@@ -130,4 +142,6 @@ if __name__ == "__main__":
         RoundExchange.publish = publish_twice  # type: ignore[method-assign]
     elif kind == "whisperer":
         RoundExchange.publish = publish_and_whisper  # type: ignore[method-assign]
+    elif kind == "mortal":
+        RoundExchange.publish = publish_until_killed  # type: ignore[method-assign]
     sys.exit(main())
