@@ -38,7 +38,7 @@ minimums   the same, or none. A weight is table[code] * scale + minimum; the tab
 #define G 32
 #define LANES 16
 #define SPIKY 1700 /* mean square of a group's codes, zeros left out: below it the largest is 3.1 times its root */
-#define PREFETCH 2048 /* bytes ahead, where a matrix is read from memory */
+#define PREFETCH 8192 /* bytes ahead, where a matrix is read from memory: what one core takes of it in 0.3 us */
 #define INLINE static inline __attribute__((always_inline))
 
 enum kind { NG_BF16, NG_BF16_DOT, NG_CODES8, NG_CODES8_INT8, NG_CODES4, NG_CODES4_INT8, NG_CODES8_HALF, NG_CODES8_E4M3, NG_KINDS };
