@@ -26,7 +26,7 @@ VARIABLE: Final = "NEUROGRID_KERNELS"
 
 _FILE: Final = Path(__file__).with_name("kernels.so")
 # Of `ng_interface` in kernels.c.
-_INTERFACE: Final = 3
+_INTERFACE: Final = 4
 _NONE: Final = "none"
 _LEVELS: Final = ("neon",) if platform.machine() == "aarch64" else ("avx2", "avx512")
 

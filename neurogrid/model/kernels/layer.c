@@ -148,10 +148,10 @@ static int NAME(product)(const struct matrix *m, int level, const float *x, floa
    behind the other, and are read as one stream: no other row has them in a cache, and there is little else to do. */
 INLINE void NAME(add_low_rank_of)(const struct low_rank *its, const float *x, float *y, int64_t inputs, int64_t outputs,
                                   const int type) {
-  const int64_t size = type == NG_FLOAT32 ? 4 : 2;
-  float low[MAX_RANK + 1] = {0};
+  const int64_t size = type == NG_FLOAT32 ? 4 : 2, rank = its->rank, step = LANES * size;
+  float low[MAX_RANK];
   const int64_t whole = inputs / (4 * LANES) * (4 * LANES);
-  for (int64_t k = 0; k < its->rank; k++) {
+  for (int64_t k = 0; k < rank; k++) {
     const char *row = (const char *)its->a + k * inputs * size;
     f32 sums[4][HALVES] = {{{0}}};
     for (int64_t i = 0; i < whole; i += 4 * LANES)
@@ -168,25 +168,23 @@ INLINE void NAME(add_low_rank_of)(const struct low_rank *its, const float *x, fl
     UNROLL for (int h = 0; h < HALVES; h++) sums[0][h] = (sums[0][h] + sums[1][h]) + (sums[2][h] + sums[3][h]);
     low[k] = NAME(sum)(sums[0]) * its->scaling;
   }
-  for (int64_t k = 0; k < its->rank; k += 2) { /* beyond the rank low is 0 */
-    const char *one = (const char *)its->b + k * outputs * size, *other = k + 1 < its->rank ? one + outputs * size : one;
-    int64_t o = 0;
-    for (; o + 2 * WIDTH <= outputs; o += 2 * WIDTH) {
-      __builtin_prefetch(other + o * size + PREFETCH);
-      UNROLL for (int j = 0; j < 2; j++) {
-        const int64_t at = o + j * WIDTH;
-        const f32 sum = NAME(load_scales)(one, at, type) * low[k] + NAME(load_scales)(other, at, type) * low[k + 1] +
-                        NAME(load)(y + at);
-        memcpy(y + at, &sum, sizeof sum);
-      }
+  const char *b = (const char *)its->b;
+  for (int64_t o = 0; o < outputs; o += LANES) {
+    f32 sums[HALVES];
+    const int is_whole = o + LANES <= outputs;
+    UNROLL for (int h = 0; h < HALVES; h++)
+      sums[h] = is_whole ? NAME(load)(y + o + h * WIDTH) : NAME(part)(y, o + h * WIDTH, outputs);
+    for (int64_t k = 0; k < rank; k++, b += step) {
+      if (type == NG_FLOAT32 || k % 2 == 0) __builtin_prefetch(b + PREFETCH);
+      UNROLL for (int h = 0; h < HALVES; h++) sums[h] += NAME(load_scales)(b, h * WIDTH, type) * low[k];
     }
-    for (; o < outputs; o += WIDTH)
-      NAME(store)(y, o, outputs, NAME(part_of)(one, o, outputs, type) * low[k] +
-                                     NAME(part_of)(other, o, outputs, type) * low[k + 1] + NAME(part)(y, o, outputs));
+    if (is_whole) memcpy(y + o, sums, sizeof sums);
+    else UNROLL for (int h = 0; h < HALVES; h++) NAME(store)(y, o + h * WIDTH, outputs, sums[h]);
   }
 }
 
 static void NAME(add_low_rank)(const struct low_rank *its, const float *x, float *y, int64_t inputs, int64_t outputs) {
+  if (!its) return;
   if (its->type == NG_FLOAT32) NAME(add_low_rank_of)(its, x, y, inputs, outputs, NG_FLOAT32);
   else if (its->type == NG_BFLOAT16) NAME(add_low_rank_of)(its, x, y, inputs, outputs, NG_BFLOAT16);
   else NAME(add_low_rank_of)(its, x, y, inputs, outputs, NG_FLOAT16);
@@ -196,11 +194,14 @@ static void NAME(add_low_rank)(const struct low_rank *its, const float *x, float
    rows from `first` on, so many tokens of each sequence. */
 static void NAME(add_each)(const struct low_rank *const *adapters, const float *x, float *y, int64_t first, int64_t rows,
                            int64_t tokens, int64_t inputs, int64_t outputs, int threads) {
-#pragma omp parallel for if (rows > 1 && threads > 1) schedule(dynamic) num_threads(threads)
-  for (int64_t r = 0; r < rows; r++) {
-    const struct low_rank *one = adapters[(first + r) / tokens];
-    if (one) NAME(add_low_rank)(one, x + r * inputs, y + r * outputs, inputs, outputs);
+  if (rows > 1 && threads > 1) {
+#pragma omp parallel for schedule(dynamic) num_threads(threads)
+    for (int64_t r = 0; r < rows; r++)
+      NAME(add_low_rank)(adapters[(first + r) / tokens], x + r * inputs, y + r * outputs, inputs, outputs);
+    return;
   }
+  for (int64_t r = 0; r < rows; r++) /* a parallel region of one thread takes half a microsecond, seven times a layer */
+    NAME(add_low_rank)(adapters[(first + r) / tokens], x + r * inputs, y + r * outputs, inputs, outputs);
 }
 
 static void NAME(adapt)(const struct matrix *m, enum place place, const struct block *b, const float *x, float *y) {

@@ -26,7 +26,7 @@ struct layer {
 
 /* What an adapter adds to the product of one matrix: scaling * B (A x). Python describes it (low_rank.py). */
 struct low_rank {
-  const void *a, *b; /* [rank][inputs], [rank][outputs] */
+  const void *a, *b; /* [rank][inputs], and behind it [outputs / 16][rank][16], zeros beyond the outputs */
   int64_t rank;      /* at most MAX_RANK */
   float scaling;
   int32_t type; /* of their numbers */

@@ -23,6 +23,8 @@ __all__ = ["LowRank"]
 # Bytes that are asked of the system at once, and in which all that is taken has a multiple of so many.
 _SLAB_BYTES: Final = 8 * 1024**2
 _LINE_BYTES: Final = 64
+# Outputs that compiled code makes together.
+_BLOCK: Final = 16
 
 
 class _Slabs:
@@ -106,18 +108,22 @@ class LowRank:
         self.rank, self.num_inputs = a.shape
         self.num_outputs = b.shape[0]
         self._scaling = scaling
-        # Memory of its own: what it was read from may be a transfer's. B by its columns, right behind A: one stream.
+        # Memory of its own: what it was read from may be a transfer's. On the CPU B lies right behind A, and in blocks
+        # of outputs: one stream.
         keeps = a.dtype == b.dtype and a.dtype in ELEMENT_TYPES and device.type == "cpu"
         dtype = a.dtype if keeps else torch.float32
-        num_elements = a.numel() + b.numel()
+        num_blocks = -(-self.num_outputs // _BLOCK) if device.type == "cpu" else 1
+        block = _BLOCK if device.type == "cpu" else self.num_outputs
+        num_elements = a.numel() + num_blocks * self.rank * block
         if device.type == "cpu":
             both = _SLABS.take(num_elements * dtype.itemsize).view(dtype)
         else:
             both = torch.empty(num_elements, dtype=dtype, device=device)
         self._a = both[: a.numel()].view(a.shape)
-        self._b = both[a.numel() :].view(b.shape[1], b.shape[0])
+        self._b = both[a.numel() :].view(num_blocks, self.rank, block)
         self._a.copy_(a)
-        self._b.copy_(b.t())
+        padded = functional.pad(b, (0, 0, 0, num_blocks * block - self.num_outputs))
+        self._b.copy_(padded.view(num_blocks, block, self.rank).transpose(1, 2))
         self.num_bytes = self._a.nbytes + self._b.nbytes
         self._fields = _LowRankFields(
             self._a.data_ptr(),
@@ -135,4 +141,5 @@ class LowRank:
             given: [..., I], what went into the linear layer.
         """
         low = functional.linear(given.float(), self._a.float())
-        return (result + (low @ self._b.float()) * self._scaling).to(result.dtype)
+        columns = self._b.transpose(0, 1).reshape(self.rank, -1)[:, : self.num_outputs]
+        return (result + (low @ columns.float()) * self._scaling).to(result.dtype)
