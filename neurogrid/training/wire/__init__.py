@@ -11,6 +11,7 @@ from neurogrid.training.wire.group import (
     Ballot,
     Candidate,
     Decision,
+    DecisionPayload,
     Join,
     Joined,
     Lead,
@@ -21,6 +22,9 @@ from neurogrid.training.wire.group import (
     Proposal,
     StateInfo,
     Status,
+    peers_at,
+    place_peers,
+    table_of,
 )
 from neurogrid.training.wire.ranks import MAX_FAILURE_CHARS, MAX_RANKS, GroupFailure
 from neurogrid.training.wire.settings import GroupSettings
@@ -55,6 +59,7 @@ __all__ = [
     "Ballot",
     "Candidate",
     "Decision",
+    "DecisionPayload",
     "GroupFailure",
     "GroupSettings",
     "Join",
@@ -73,5 +78,8 @@ __all__ = [
     "MAX_WAIT",
     "StoreAnswer",
     "StoreQuestion",
+    "peers_at",
+    "place_peers",
+    "table_of",
     "training_table",
 ]

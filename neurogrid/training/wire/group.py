@@ -3,19 +3,22 @@
 Each message tells the whole state of its sender, as far as the other needs it: one that is lost or comes twice does no
 harm, since the next says the same again. When each is sent is not known here.
 
+What names many members names them by their places: the leader tells it to each of them, so that the bytes grow with the
+square of their number.
+
 Source: protocol_spec/training/groups.md.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final, NamedTuple
 
+from neurogrid.errors import LocalProtocolError
 from neurogrid.p2p.wire.control import ControlPayload
-from neurogrid.p2p.wire.faults import violation
+from neurogrid.p2p.wire.faults import over_limit, violation
 from neurogrid.p2p.wire.forms import (
     BOOLEAN,
     Form,
@@ -43,6 +46,7 @@ __all__ = [
     "Ballot",
     "Candidate",
     "Decision",
+    "DecisionPayload",
     "Join",
     "Joined",
     "Lead",
@@ -53,14 +57,16 @@ __all__ = [
     "Proposal",
     "StateInfo",
     "Status",
+    "peers_at",
+    "place_peers",
+    "table_of",
 ]
 
 DIGEST_BYTES: Final = 32
 """Bytes of a digest."""
 
 MAX_GROUP_MEMBERS: Final = 1024
-"""Members of a group: a decision and a proposal that name all of them five times fit a control message. More are groups
-of groups."""
+"""Members of a group: what its leader tells grows with their square. More are groups of groups."""
 
 MAX_NEW_ADDRESSES: Final = 256
 """Addresses of newcomers in one decision."""
@@ -89,6 +95,9 @@ _WEIGHTS: Final = array(
 )
 _PEER: Final = text(MAX_PEER_ID_CHARS, smallest=1)
 _PEERS: Final = array(_PEER, MAX_GROUP_MEMBERS)
+# In the table of a decision: members before it, and those that come by it.
+_PLACE: Final = uint(2 * MAX_GROUP_MEMBERS - 1)
+_PLACES: Final = array(_PLACE, MAX_GROUP_MEMBERS)
 # Where the rows of a grid begin and end.
 _ROWS: Final = array(uint(MAX_U32), MAX_GROUP_MEMBERS // 2 + 1)
 _DIGEST: Final = binary(DIGEST_BYTES)
@@ -119,23 +128,19 @@ class Ballot(NamedTuple):
     attempt: int
 
 
-def _check_peers(what: str, peers: tuple[str, ...]) -> None:
-    if len(set(peers)) != len(peers):
+def _check_unique(what: str, peers: Sequence[object]) -> None:
+    if len({*peers}) != len(peers):
         raise violation(f"{what} names a peer twice")
 
 
-def _members(peers: tuple[str, ...], incarnations: tuple[int, ...]) -> tuple[Member, ...]:
-    return tuple(Member(*pair) for pair in zip(peers, incarnations, strict=True))
-
-
 @dataclass(frozen=True, slots=True)
-class Decision(ControlPayload):
+class Decision:
     """One entry of what a group has decided: its members from here on, and the outcome of a round, if it is one.
 
     Attributes:
         index: u64, from 1, without gaps.
         round: u64, the rounds decided so far, this one included.
-        peers, incarnations: the members from here on.
+        peers, incarnations: the members from here on: those before it that stay, in their order, and then others.
         contributors, weights: whose vectors are in the aggregate, and how they count; empty where it is no round.
         digest: of the aggregate, 32 bytes; empty where it is no round, or yet to be computed.
         num_elements, chunk_elements, codec: of the aggregate, to fetch it by.
@@ -158,63 +163,188 @@ class Decision(ControlPayload):
     newcomers: tuple[str, ...] = ()
     addresses: tuple[str, ...] = ()
 
-    _map = Map(
-        "a decision",
-        {
-            "index": uint(MAX_U64, smallest=1),
-            "round": uint(MAX_U64),
-            "peers": _PEERS,
-            "incarnations": array(uint(MAX_U64), MAX_GROUP_MEMBERS),
-            "contributors": optional(_PEERS),
-            "weights": optional(_WEIGHTS),
-            "digest": optional(_DIGEST),
-            "num_elements": optional(uint(MAX_U64)),
-            "chunk_elements": optional(uint(MAX_U32)),
-            "codec": optional(_NAME),
-            "holders": optional(_PEERS),
-            "newcomers": optional(array(_PEER, MAX_NEW_ADDRESSES)),
-            "addresses": optional(array(text(MAX_ADDRESS_CHARS), MAX_NEW_ADDRESSES)),
-        },
-    )
-
     @property
     def members(self) -> tuple[Member, ...]:
         """The members from here on."""
-        return _members(self.peers, self.incarnations)
+        return tuple(Member(*pair) for pair in zip(self.peers, self.incarnations, strict=True))
 
     @property
     def is_round(self) -> bool:
         """Whether it is the outcome of a round."""
         return bool(self.contributors)
 
+    def encode(self, before: Sequence[Member]) -> bytes:
+        """The payload that tells it to those that know the members before it.
+
+        Raises:
+            LocalProtocolError: it names others, or not in this order.
+        """
+        members = self.members
+        stay, known = {*members}, {*before}
+        joined = [member for member in members if member not in known]
+        if (*(member for member in before if member in stay), *joined) != members:
+            raise LocalProtocolError("members that stay are named in their order, and then others")
+        table = table_of(self, before)
+        return DecisionPayload(
+            index=self.index,
+            round=self.round,
+            gone=tuple(place for place, member in enumerate(before) if member not in stay),
+            joined=tuple(member.peer for member in joined),
+            incarnations=tuple(member.incarnation for member in joined),
+            contributors=place_peers(self.contributors, table),
+            weights=self.weights,
+            digest=self.digest,
+            num_elements=self.num_elements,
+            chunk_elements=self.chunk_elements,
+            codec=self.codec,
+            holders=place_peers(self.holders, table),
+            newcomers=place_peers(self.newcomers, table),
+            addresses=self.addresses,
+        ).encode()
+
+
+def table_of(decision: Decision, before: Sequence[Member]) -> tuple[str, ...]:
+    """The peers that places are of: the members before a decision, and behind them those that are members by it."""
+    known = {*before}
+    joined = (member.peer for member in decision.members if member not in known)
+    return (*(member.peer for member in before), *joined)
+
+
+def place_peers(peers: Sequence[str], table: Sequence[str]) -> tuple[int, ...]:
+    """Places of peers in a table.
+
+    Raises:
+        LocalProtocolError: one is not in it.
+    """
+    places = {peer: place for place, peer in enumerate(table)}
+    try:
+        return tuple(places[peer] for peer in peers)
+    except KeyError as exc:
+        raise LocalProtocolError(f"{exc.args[0]} has no place among the members") from exc
+
+
+def peers_at(places: Sequence[int], table: Sequence[str]) -> tuple[str, ...]:
+    """The peers at places of a table.
+
+    Raises:
+        RemoteProtocolError: there is none at one of them.
+    """
+    if places and max(places) >= len(table):
+        raise violation(f"place {max(places)} is none of {len(table)}")
+    return tuple(table[place] for place in places)
+
+
+@dataclass(frozen=True, slots=True)
+class DecisionPayload(ControlPayload):
+    """A `Decision`, as what it changes of the members before it.
+
+    Its table is the members before it, in their order, and behind them `joined`; numbers of peers are places in it.
+
+    Attributes:
+        gone: places of members that are none from here on, ascending.
+        joined, incarnations: members from here on that were none, one that was started again among them.
+    """
+
+    index: int
+    round: int
+    gone: tuple[int, ...] = ()
+    joined: tuple[str, ...] = ()
+    incarnations: tuple[int, ...] = ()
+    contributors: tuple[int, ...] = ()
+    weights: tuple[float, ...] = ()
+    digest: bytes = b""
+    num_elements: int = 0
+    chunk_elements: int = 0
+    codec: str = ""
+    holders: tuple[int, ...] = ()
+    newcomers: tuple[int, ...] = ()
+    addresses: tuple[str, ...] = ()
+
+    _map = Map(
+        "a decision",
+        {
+            "index": uint(MAX_U64, smallest=1),
+            "round": uint(MAX_U64),
+            "gone": optional(_PLACES),
+            "joined": optional(_PEERS),
+            "incarnations": optional(array(uint(MAX_U64), MAX_GROUP_MEMBERS)),
+            "contributors": optional(_PLACES),
+            "weights": optional(_WEIGHTS),
+            "digest": optional(_DIGEST),
+            "num_elements": optional(uint(MAX_U64)),
+            "chunk_elements": optional(uint(MAX_U32)),
+            "codec": optional(_NAME),
+            "holders": optional(_PLACES),
+            "newcomers": optional(array(_PLACE, MAX_NEW_ADDRESSES)),
+            "addresses": optional(array(text(MAX_ADDRESS_CHARS), MAX_NEW_ADDRESSES)),
+        },
+    )
+
     def _check(self) -> None:
-        if len(self.peers) != len(self.incarnations) or not self.peers:
-            raise violation("a decision names no member, or one without its incarnation")
-        _check_peers("a decision", self.peers)
-        _check_peers("a decision", self.contributors)
+        if len(self.joined) != len(self.incarnations):
+            raise violation("a decision names a member without its incarnation")
+        if any(low >= high for low, high in pairwise(self.gone)):
+            raise violation("a decision does not name those that are gone in their order")
+        _check_unique("a decision", self.joined)
+        _check_unique("a decision", self.contributors)
         if len(self.weights) != len(self.contributors) or len(self.digest) not in (0, DIGEST_BYTES):
             raise violation("a decision has no weight for a contributor, or half a digest")
         if len(self.newcomers) != len(self.addresses):
             raise violation("a decision has an address of nobody")
         # The digest of a round that is yet to be computed is not known.
         has_vector = bool(self.num_elements and self.chunk_elements and self.codec)
-        if has_vector != self.is_round or (self.digest and not has_vector):
+        if has_vector != bool(self.contributors) or (self.digest and not has_vector):
             raise violation("contributors and an aggregate go together")
+
+    def after(self, before: Sequence[Member]) -> Decision:
+        """The decision, for somebody that knows the members before it.
+
+        Raises:
+            RemoteProtocolError: it names places that are none, a peer twice, or no member.
+        """
+        table = (*(member.peer for member in before), *self.joined)
+        peers_at(self.gone, table[: len(before)])
+        gone = {*self.gone}
+        joined = zip(self.joined, self.incarnations, strict=True)
+        stay = (member for place, member in enumerate(before) if place not in gone)
+        members = (*stay, *(Member(*one) for one in joined))
+        if not members:
+            raise violation("a decision leaves no member")
+        if len(members) > MAX_GROUP_MEMBERS:
+            raise over_limit(f"a group has at most {MAX_GROUP_MEMBERS} members")
+        peers = tuple(member.peer for member in members)
+        contributors = peers_at(self.contributors, table)
+        _check_unique("a decision", peers)
+        _check_unique("a decision", contributors)
+        return Decision(
+            self.index,
+            self.round,
+            peers,
+            tuple(member.incarnation for member in members),
+            contributors,
+            self.weights,
+            self.digest,
+            self.num_elements,
+            self.chunk_elements,
+            self.codec,
+            holders=peers_at(self.holders, table),
+            newcomers=peers_at(self.newcomers, table),
+            addresses=self.addresses,
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class Plan(ControlPayload):
-    """A reduction, as `averaging.plan.ReductionPlan` has it; fields by the same names."""
+    """A reduction, as `averaging.plan.ReductionPlan` has it; fields by the same names, peers by their places.
+
+    What it shares with the decision that is proposed, that says: members and weights, elements and the form of the
+    result.
+    """
 
     reduction: int
-    members: tuple[str, ...]
-    weights: tuple[float, ...]
-    reducers: tuple[str, ...]
+    reducers: tuple[int, ...]
     cuts: tuple[int, ...]
-    num_elements: int
-    chunk_elements: int
     codec: str
-    result_codec: str
     aggregator: str
     way: str
     rows: tuple[int, ...] = ()
@@ -224,14 +354,9 @@ class Plan(ControlPayload):
         "a plan",
         {
             "reduction": uint(MAX_U64, smallest=1),
-            "members": _PEERS,
-            "weights": _WEIGHTS,
-            "reducers": optional(_PEERS),
+            "reducers": optional(_PLACES),
             "cuts": optional(array(uint(MAX_U32), MAX_GROUP_MEMBERS * 3 // 2)),
-            "num_elements": uint(MAX_U64, smallest=1),
-            "chunk_elements": uint(MAX_U32, smallest=1),
             "codec": _NAME,
-            "result_codec": _NAME,
             "aggregator": _NAME,
             "way": one_of({"butterfly", "everybody", "grid"}),
             "rows": optional(_ROWS),
@@ -240,15 +365,9 @@ class Plan(ControlPayload):
     )
 
     def _check(self) -> None:
-        _check_peers("a plan", self.members)
-        _check_peers("a plan", self.reducers)
-        if not self.members or len(self.weights) != len(self.members) or not any(self.weights):
-            raise violation("a plan has no member, or no weight for one, or none above zero")
-        num_chunks = math.ceil(self.num_elements / self.chunk_elements)
-        if num_chunks > MAX_U32:
-            raise violation(f"a plan has {num_chunks} chunks; at most {MAX_U32} can be told apart")
+        _check_unique("a plan", self.reducers)
         if self.way == "grid":
-            self._check_grid(num_chunks)
+            self._check_grid()
             return
         if self.rows or self.row_reducers:
             raise violation("a plan has rows, and is no grid")
@@ -256,27 +375,26 @@ class Plan(ControlPayload):
             if self.reducers or self.cuts:
                 raise violation("a plan in which everybody aggregates names reducers")
             return
-        _check_cuts(self.cuts, len(self.reducers), num_chunks)
+        _check_cuts(self.cuts, len(self.reducers))
 
-    def _check_grid(self, num_chunks: int) -> None:
-        rows, reducers = list(pairwise(self.rows)), list(pairwise(self.row_reducers))
-        if len(rows) < 2 or len(reducers) != len(rows):
-            raise violation("a grid has less than two rows, or not the reducers of each")
-        for ends, peers in ((self.rows, self.members), (self.row_reducers, self.reducers)):
-            if ends[0] != 0 or ends[-1] != len(peers) or any(a >= b for a, b in pairwise(ends)):
+    def _check_grid(self) -> None:
+        for ends in (self.rows, self.row_reducers):
+            if len(ends) < 3 or ends[0] != 0 or any(a >= b for a, b in pairwise(ends)):
                 raise violation("a grid does not give each member and each reducer to one row")
-        if len(self.cuts) != len(self.reducers) + len(rows):
+        num_rows = len(self.rows) - 1
+        if len(self.row_reducers) != num_rows + 1 or self.row_reducers[-1] != len(self.reducers):
+            raise violation("a grid has not the reducers of each row")
+        if len(self.cuts) != len(self.reducers) + num_rows:
             raise violation("a grid does not give each chunk to one reducer of each row")
-        for row, ((first, last), (low, high)) in enumerate(zip(rows, reducers, strict=True)):
-            _check_cuts(self.cuts[low + row : high + row + 1], high - low, num_chunks)
-            if not {*self.reducers[low:high]} <= {*self.members[first:last]}:
-                raise violation("a row of a grid has a reducer that is no member of it")
+        for row, (low, high) in enumerate(pairwise(self.row_reducers)):
+            _check_cuts(self.cuts[low + row : high + row + 1], high - low)
+        if len({self.cuts[high + row] for row, high in enumerate(self.row_reducers[1:])}) != 1:
+            raise violation("the rows of a grid do not have the same chunks")
 
 
-def _check_cuts(cuts: Sequence[int], num_reducers: int, num_chunks: int) -> None:
+def _check_cuts(cuts: Sequence[int], num_reducers: int) -> None:
     spans = len(cuts) == num_reducers + 1 and num_reducers > 0
-    rises = all(low <= high for low, high in pairwise(cuts))
-    if not spans or not rises or cuts[0] != 0 or cuts[-1] != num_chunks:
+    if not spans or cuts[0] != 0 or any(low > high for low, high in pairwise(cuts)):
         raise violation("a plan does not give each chunk to one reducer")
 
 
@@ -289,12 +407,12 @@ class Proposal(ControlPayload):
         decision: an encoded `Decision`, to be accepted as it is; of a round that is yet to be computed, without its
             digest.
         plan: an encoded `Plan`, of a round that is yet to be computed; else empty.
-        acceptors: peer ids of the members that are to accept it, or to compute it.
+        acceptors: places of the members that are to accept it, or to compute it.
     """
 
     attempt: int
     decision: bytes
-    acceptors: tuple[str, ...]
+    acceptors: tuple[int, ...]
     plan: bytes = b""
 
     _map = Map(
@@ -302,13 +420,13 @@ class Proposal(ControlPayload):
         {
             "attempt": uint(MAX_U64, smallest=1),
             "decision": binary(_MAX_NESTED, smallest=1),
-            "acceptors": _PEERS,
+            "acceptors": _PLACES,
             "plan": optional(binary(_MAX_NESTED)),
         },
     )
 
     def _check(self) -> None:
-        _check_peers("a proposal", self.acceptors)
+        _check_unique("a proposal", self.acceptors)
 
 
 @dataclass(frozen=True, slots=True)
@@ -526,6 +644,7 @@ class Joined(ControlPayload):
             another leads, which is then the one peer that is named.
         settings: the encoded settings of the group, a map.
         peers, addresses: multiaddrs of members, each with the peer id that it belongs to.
+        before, incarnations: the members before the first of the decisions.
     """
 
     term: int
@@ -533,6 +652,8 @@ class Joined(ControlPayload):
     settings: bytes
     peers: tuple[str, ...] = ()
     addresses: tuple[str, ...] = ()
+    before: tuple[str, ...] = ()
+    incarnations: tuple[int, ...] = ()
 
     _map = Map(
         "Joined",
@@ -542,12 +663,17 @@ class Joined(ControlPayload):
             "settings": binary(64 * 1024, smallest=1),
             "peers": optional(array(_PEER, 16 * MAX_GROUP_MEMBERS)),
             "addresses": optional(array(text(MAX_ADDRESS_CHARS), 16 * MAX_GROUP_MEMBERS)),
+            "before": optional(_PEERS),
+            "incarnations": optional(array(uint(MAX_U64), MAX_GROUP_MEMBERS)),
         },
     )
 
     def _check(self) -> None:
         if len(self.peers) != len(self.addresses):
             raise violation("Joined has an address of nobody")
+        if len(self.before) != len(self.incarnations):
+            raise violation("Joined names a member without its incarnation")
+        _check_unique("Joined", self.before)
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,7 @@ from neurogrid.training.averaging.rounds import (
     Send,
     Shape,
     Stop,
+    read_decisions,
 )
 from neurogrid.training.wire import Decision, GroupSettings, Member
 
@@ -129,7 +130,14 @@ class SimulatedGroup:
     def _member(self) -> Member:
         return Member(f"peer-{next(self._names)}", self.random.getrandbits(32))
 
-    def _start(self, me: Member, history: list[Decision], term: int, leader: str) -> None:
+    def _start(
+        self,
+        me: Member,
+        history: list[Decision],
+        term: int,
+        leader: str,
+        before: tuple[Member, ...] = (),
+    ) -> None:
         machine = self.make_machine(
             me,
             self.settings,
@@ -138,6 +146,7 @@ class SimulatedGroup:
             term=term,
             leader=leader,
             now=self.now,
+            before=before,
             draw=lambda: self.random.getrandbits(63) + 1,
             bandwidth=float(self.random.choice((0, 1, 1, 10))),
         )
@@ -257,8 +266,14 @@ class SimulatedGroup:
         for member in list(self._joining):
             if member in decision.members and not self._has_started(member):
                 del self._joining[member]
-                told = [Decision.decode(told) for told in node.machine.told_to_joiner()]
-                self._start(member, told, node.machine.term, node.machine.me.peer)
+                before, told = node.machine.told_to_joiner()
+                self._start(
+                    member,
+                    read_decisions(told, before),
+                    node.machine.term,
+                    node.machine.me.peer,
+                    before,
+                )
 
     def _is_cut(self, one: str, other: str) -> bool:
         return frozenset((one, other)) in self.cuts

@@ -23,7 +23,14 @@ from neurogrid.training.averaging.rounds.plans import (
     read_plan,
     write_plan,
 )
-from neurogrid.training.wire import GroupSettings, Plan
+from neurogrid.training.wire import (
+    Decision,
+    DecisionPayload,
+    GroupSettings,
+    Member,
+    Plan,
+    table_of,
+)
 from neurogrid.training.wire.types import TrainingMessage
 from tests.unit.training.reducing import (
     DEADLINE,
@@ -39,6 +46,26 @@ from tests.unit.training.reducing import (
 )
 
 NUM = 1000  # elements: four chunks, the last one shorter
+
+
+def told_and_read(plan: ReductionPlan) -> ReductionPlan:
+    """A plan, as those that know its members have it from what their leader says."""
+    before = [Member(peer, 1) for peer in sorted(plan.members)]
+    decision = Decision(
+        2,
+        1,
+        tuple(member.peer for member in before),
+        (1,) * len(before),
+        contributors=plan.members,
+        weights=plan.weights,
+        num_elements=plan.num_elements,
+        chunk_elements=plan.chunk_elements,
+        codec=plan.result_codec,
+    )
+    told = DecisionPayload.decode(decision.encode(before)).after(before)
+    assert told == decision
+    table = table_of(decision, before)
+    return read_plan(Plan.decode(write_plan(plan, table).encode()), told, table)
 
 
 @pytest.mark.parametrize("num", [4, 5, 7, 9])
@@ -115,7 +142,7 @@ def test_any_rows_and_cuts(
                 rows=tuple(rows),
                 row_reducers=tuple(row_reducers),
             )
-            assert read_plan(Plan.decode(write_plan(plan).encode())) == plan
+            assert told_and_read(plan) == plan
             for peer in plan.members:
                 row = plan.row_plans[plan.row_of(peer) or 0]
                 at_home = [c for c in range(num_chunks) if plan.home_of(c) == peer]
@@ -260,7 +287,7 @@ def test_a_plan_has_as_many_rows_as_members_in_each(
         bandwidths=speeds,
         reduction=7,
     )
-    assert read_plan(Plan.decode(write_plan(plan).encode())) == plan
+    assert told_and_read(plan) == plan
     assert sorted(plan.members) == peers
     can_reduce = sum(speed > 0 for speed in speeds.values())
     if plan.way is Way.GRID:

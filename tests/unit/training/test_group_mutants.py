@@ -13,7 +13,7 @@ import pytest
 from neurogrid.errors import RemoteProtocolError
 from neurogrid.training.averaging.rounds import Decided, GroupMachine, leader, machine
 from neurogrid.training.averaging.rounds.leader import Leader
-from neurogrid.training.wire import Ballot, Decision, Member
+from neurogrid.training.wire import Ballot, Decision, DecisionPayload, Member
 from tests.unit.training import test_group_schedules as schedules
 from tests.unit.training.simulated_group import Faults, SimulatedGroup
 
@@ -211,9 +211,9 @@ def decides_on_differing_digests(patch: Patch) -> None:
 def skips_decisions(patch: Patch) -> None:
     def mutant(self: Any, decisions: tuple[bytes, ...]) -> bool:
         for encoded in decisions:
-            decision = Decision.decode(encoded)
-            if decision.index > self.index:
-                self._learn(decision)
+            payload = DecisionPayload.decode(encoded)
+            if payload.index > self.index:
+                self._learn(payload.after(self.members))
         return self.removed is None
 
     patch.setattr(GroupMachine, "_learn_all", mutant)
@@ -267,7 +267,7 @@ def takes_what_it_cannot_hold(patch: Patch) -> None:
     look = GroupMachine._look_at
 
     def mutant(self: Any, proposal: Any, now: float) -> None:
-        self._held.add(Decision.decode(proposal.decision).digest)
+        self._held.add(DecisionPayload.decode(proposal.decision).digest)
         look(self, proposal, now)
 
     patch.setattr(GroupMachine, "_look_at", mutant)

@@ -9,7 +9,15 @@ from random import Random
 import pytest
 
 from neurogrid.errors import RemoteProtocolError
-from neurogrid.training.averaging.rounds import Decided, Fetch, GroupMachine, Message, Reduce, Send
+from neurogrid.training.averaging.rounds import (
+    Decided,
+    Fetch,
+    GroupMachine,
+    Message,
+    Reduce,
+    Send,
+    read_decisions,
+)
 from neurogrid.training.wire import (
     Candidate,
     Decision,
@@ -41,7 +49,15 @@ class Members:
         for name in names:
             self.start(Member(name, 1), [first], term=1, leader=names[0])
 
-    def start(self, me: Member, history: list[Decision], *, term: int, leader: str) -> None:
+    def start(
+        self,
+        me: Member,
+        history: list[Decision],
+        *,
+        term: int,
+        leader: str,
+        before: tuple[Member, ...] = (),
+    ) -> None:
         self.machines[me.peer] = GroupMachine(
             me,
             self.settings,
@@ -49,9 +65,16 @@ class Members:
             history,
             term=term,
             leader=leader,
+            before=before,
             now=self.now,
             draw=lambda: next(self._numbers),
         )
+
+    def start_joiner(self, me: Member, leader: str) -> None:
+        """One that was admitted by the last decision of a leader, and has its answer."""
+        before, told = self.machines[leader].told_to_joiner()
+        history, term = read_decisions(told, before), self.machines[leader].term
+        self.start(me, history, term=term, leader=leader, before=before)
 
     def collect(self) -> None:
         for name, machine in self.machines.items():
@@ -117,7 +140,7 @@ def test_a_promise_of_an_earlier_process_is_none_of_the_next() -> None:
         for name, send in reversed(group.sent)
         if (name, send.to) == ("P", "C") and isinstance(send.message, Promise)
     )
-    group.start(Member("P", 2), [second], term=1, leader="A")
+    group.start_joiner(Member("P", 2), "A")
     # C has the promises of the old P and of X, which tells what was decided.
     candidate = group.machines["C"]
     candidate.receive("P", promise, group.now)
@@ -150,7 +173,7 @@ def test_a_promise_may_bring_the_decision_that_its_sender_is_a_member_by() -> No
         group.tell("A", name)
     group.report("A", "B", "X")
     assert leader.index == 2
-    group.start(Member("P", 2), [leader.last], term=1, leader="A")
+    group.start_joiner(Member("P", 2), "A")
     group.tick("C", after=10.0)
     group.tick("C", after=5.0)
     for name in "PX":
@@ -176,7 +199,7 @@ def test_one_that_joins_again_is_not_taken_for_the_silent_one_that_it_was() -> N
     group.report("A", "B")
     leader.admit(Member("J", 1), group.now)
     group.tell("A", "B")
-    group.start(Member("C", 2), [leader.last], term=1, leader="A")
+    group.start_joiner(Member("C", 2), "A")
     group.report("A", "B", "C")
     group.tell("A", "B")
     group.report("A", "B", "C")
@@ -219,7 +242,7 @@ def test_a_leader_that_cannot_adopt_asks_again() -> None:
     group.tick("C", after=5.0)
     candidate = group.machines["C"]
     term = candidate.term
-    candidate.receive("X", Promise(1, term, 1, (), 1, 1, held.encode()), group.now)
+    candidate.receive("X", Promise(1, term, 1, (), 1, 1, held.encode(candidate.members)), group.now)
     for name in "YZ":
         group.tell("C", name, Candidate)
     group.tell("Y", "C", Promise)
@@ -261,7 +284,7 @@ def test_a_leader_that_adopted_other_members_asks_them() -> None:
     group.report("A", "B")
     assert leader.index == 2
     for name in "JK":
-        group.start(Member(name, 1), [leader.last], term=1, leader="A")
+        group.start_joiner(Member(name, 1), "A")
     group.report("A", "J", "K")
     leader.admit(Member("L", 1), group.now)
     for name in "JK":
@@ -345,8 +368,10 @@ def test_a_leader_adopts_what_was_accepted_last() -> None:
     first, last = (Decision(2, 0, (*"ABCXY", name), (1,) * 6) for name in ("one", "two"))
     group.tick("C", after=10.0)
     group.tick("C", after=5.0)
-    candidate.receive("B", Promise(1, candidate.term, 1, (), 1, 2, last.encode()), group.now)
-    candidate.receive("X", Promise(1, candidate.term, 1, (), 1, 1, first.encode()), group.now)
+    for peer, attempt, told in (("B", 2, last), ("X", 1, first)):
+        accepted = told.encode(candidate.members)
+        promise = Promise(1, candidate.term, 1, (), 1, attempt, accepted)
+        candidate.receive(peer, promise, group.now)
     assert candidate.is_leading
     group.report("C", "B", "X")
     for _ in range(2):
@@ -360,7 +385,7 @@ def test_a_leader_adopts_what_was_accepted_last() -> None:
 def test_a_member_takes_over_the_next_decision_alone() -> None:
     machine = Members("AB").machines["B"]
     third = Decision(3, 0, ("A", "B"), (1, 1))
-    machine.receive("A", Lead(1, 3, (third.encode(),)), 0.0)
+    machine.receive("A", Lead(1, 3, (third.encode(machine.members),)), 0.0)
     assert machine.index == 1
 
 
@@ -411,7 +436,7 @@ def promised() -> Members:
 def test_a_member_accepts_nothing_under_a_lesser_term() -> None:
     group = promised()
     decision = Decision(2, 0, ("A", "B", "C", "J"), (1,) * 4)
-    proposal = Proposal(1, decision.encode(), ("A", "C")).encode()
+    proposal = Proposal(1, decision.encode(group.machines["C"].members), (0, 2)).encode()
     group.machines["C"].receive("A", Lead(1, 1, (), proposal), group.now)
     assert group.machines["C"].status().accepted_attempt == 0
 
@@ -437,13 +462,14 @@ def test_a_member_looks_at_no_proposal_before_the_last_that_it_looked_at() -> No
     group = Members("ABC")
     late, last = (Decision(2, 0, (*"ABC", name), (1,) * 4) for name in "JK")
     for attempt, decision in ((2, last), (1, late)):
-        proposal = Proposal(attempt, decision.encode(), tuple("ABC")).encode()
+        encoded = decision.encode(group.machines["C"].members)
+        proposal = Proposal(attempt, encoded, (0, 1, 2)).encode()
         group.machines["C"].receive("A", Lead(1, 1, (), proposal), group.now)
     group.machines["C"].receive("B", Candidate(1, 2, 1), group.now + 20.0)
     group.collect()
     (promise,) = [send.message for name, send in group.sent if isinstance(send.message, Promise)]
     assert (promise.accepted_term, promise.accepted_attempt) == (1, 2)
-    assert Decision.decode(promise.accepted) == last
+    assert promise.accepted == last.encode(group.machines["C"].members)
 
 
 def test_a_round_is_decided_while_most_members_observe() -> None:
@@ -464,7 +490,7 @@ def test_a_round_is_decided_while_most_members_observe() -> None:
 
 
 ROUND = Decision(2, 1, ("A", "B"), (1, 1), ("A",), (1.0,), b"", 10_000, 4096, "f32")
-PLAN = Plan(7, ("A",), (1.0,), ("A",), (0, 3), 10_000, 4096, "f32", "f32", "mean", "butterfly")
+PLAN = Plan(7, (0,), (0, 3), "f32", "mean", "butterfly")
 
 
 @pytest.mark.parametrize(
@@ -472,16 +498,20 @@ PLAN = Plan(7, ("A",), (1.0,), ("A",), (0, 3), 10_000, 4096, "f32", "f32", "mean
     [
         (ROUND, None),
         (replace(ROUND, digest=bytes(32)), PLAN),
-        (replace(ROUND, contributors=("B",)), PLAN),
-        (replace(ROUND, weights=(2.0,)), PLAN),
+        (replace(ROUND, weights=(0.0,)), PLAN),
         (replace(ROUND, codec="f16"), PLAN),
         (replace(ROUND, index=3), PLAN),
+        (ROUND, replace(PLAN, cuts=(0, 2))),
+        (ROUND, replace(PLAN, reducers=(2,))),
+        (ROUND, replace(PLAN, codec="f16")),
+        (ROUND, replace(PLAN, aggregator="median")),
+        (Decision(2, 0, ("A", "B"), (1, 1)), PLAN),
     ],
 )
 def test_a_round_is_proposed_with_its_own_plan(decision: Decision, plan: Plan | None) -> None:
     machine = Members("AB").machines["B"]
     encoded = plan.encode() if plan is not None else b""
-    proposal = Proposal(1, decision.encode(), ("A", "B"), encoded)
+    proposal = Proposal(1, decision.encode(machine.members), (0, 1), encoded)
     with pytest.raises(RemoteProtocolError):
         machine.receive("A", Lead(1, 1, (), proposal.encode()), 0.0)
     assert machine.status().accepted_attempt == 0

@@ -22,6 +22,7 @@ from neurogrid.training.averaging.groups.messenger import CODES
 from neurogrid.training.wire import (
     Candidate,
     Decision,
+    DecisionPayload,
     Join,
     Lead,
     Leave,
@@ -221,7 +222,6 @@ def forged(hostile: Peer) -> list[Decision]:
         replace(round_, num_elements=2**62),
         replace(round_, chunk_elements=1),
         replace(round_, codec="int4"),
-        replace(round_, contributors=("nobody",), weights=(1.0,)),
         replace(round_, index=last.index + 9),
     ]
 
@@ -232,12 +232,24 @@ async def test_decisions_that_cannot_be_are_not_learnt(kind: type) -> None:
         hostile.group._messenger.post = lambda *_: None  # type: ignore[method-assign]
         machine = hostile.group._machine
         index = machine.index
-        for decision in forged(hostile):
-            told = (decision.encode(),)
+        sound = machine.last.members
+        encoded = [decision.encode(sound) for decision in forged(hostile)]
+        payload = DecisionPayload.decode(encoded[0])
+        nowhere = len(sound)
+        for odd in (
+            replace(payload, contributors=(nowhere,), weights=(1.0,)),
+            replace(payload, holders=(nowhere,)),
+            replace(payload, gone=tuple(range(nowhere))),
+            replace(payload, gone=(nowhere,)),
+            replace(payload, joined=sound[:1][0][:1], incarnations=(9,)),
+        ):
+            encoded.append(odd.encode())
+        for each in encoded:
+            told, said = (each,), DecisionPayload.decode(each).index
             made = (
-                Lead(machine.term, decision.index, told)
+                Lead(machine.term, said, told)
                 if kind is Lead
-                else Candidate(machine.me.incarnation, machine.term, decision.index, told)
+                else Candidate(machine.me.incarnation, machine.term, said, told)
             )
             for peer in peers.all:
                 await send(hostile, peer, made)

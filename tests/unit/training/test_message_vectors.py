@@ -25,7 +25,7 @@ FILES = (
     "term_messages",
 )
 KINDS = {
-    name: kind
+    name.removesuffix("Payload"): kind
     for room in (wire, runs)
     for name in room.__all__
     if hasattr(kind := getattr(room, name), "decode")

@@ -74,6 +74,7 @@ from neurogrid.training.averaging.rounds import (
     Send,
     Shape,
     Stop,
+    read_decisions,
 )
 from neurogrid.training.wire import (
     MAX_WEIGHT,
@@ -103,8 +104,9 @@ _TICKS: Final = 4
 # Seconds between two looks at what has gone by, while a round is under way.
 _MOMENT: Final = 0.1
 _GOODBYE_TIMEOUT: Final = 2.0
-# Of an answer to who joins, for addresses; decisions take half of it. And what each takes beside its text.
-_PLACES_BYTES: Final = 384 * 1024
+# Of an answer to who joins, for addresses; decisions take half of it, members 64 KiB. And what each takes beside its
+# text.
+_PLACES_BYTES: Final = 320 * 1024
 _PLACE_OVERHEAD: Final = 6
 
 
@@ -869,16 +871,20 @@ class Group:
                 retry_after=1.0,
                 is_expected=True,
             )
-        await self._answer_join(message, (), (leader,))
+        await self._answer_join(message, (), (), (leader,))
 
     async def _welcome(self, message: TensorMessage) -> None:
         try:
-            await self._answer_join(message, self._machine.told_to_joiner(), self.members)
+            await self._answer_join(message, *self._machine.told_to_joiner(), self.members)
         except TransportError as exc:
             logger.debug("%s joined, and has gone: %s", message.from_peer, exc)
 
     async def _answer_join(
-        self, message: TensorMessage, decisions: tuple[bytes, ...], peer_ids: Sequence[str]
+        self,
+        message: TensorMessage,
+        before: Sequence[Member],
+        decisions: tuple[bytes, ...],
+        peer_ids: Sequence[str],
     ) -> None:
         places = self._places_of(peer_ids)
         answer = Joined(
@@ -887,6 +893,8 @@ class Group:
             settings=self.settings.encode(),
             peers=tuple(peer_id for peer_id, _ in places),
             addresses=tuple(address for _, address in places),
+            before=tuple(member.peer for member in before),
+            incarnations=tuple(member.incarnation for member in before),
         )
         await self._exchange.send(
             message.from_peer or "",
@@ -1014,12 +1022,13 @@ async def open_group(
                         f"no group was joined within {timeout:g} s at {', '.join(join)}: {why}"
                     )
                 settings = GroupSettings.decode(joined.settings)
-                history = [Decision.decode(told) for told in joined.decisions]
+                before = tuple(map(Member, joined.before, joined.incarnations))
+                history = read_decisions(joined.decisions, before)
                 term = joined.term
                 places = list(zip(joined.peers, joined.addresses, strict=True))
             else:
                 settings = settings or GroupSettings()
-                history = [Decision(1, after_round, (me.peer,), (me.incarnation,))]
+                before, history = (), [Decision(1, after_round, (me.peer,), (me.incarnation,))]
                 leader, term, places = me.peer, 1, []
             block = _block(settings)
             machine = GroupMachine(
@@ -1033,6 +1042,7 @@ async def open_group(
                 draw=_draw,
                 bandwidth=bandwidth,
                 observes=observes,
+                before=before,
             )
             messenger = Messenger(exchange, nursery, send_timeout=settings.grace)
             for peer_id, address in places:

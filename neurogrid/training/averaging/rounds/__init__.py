@@ -9,7 +9,7 @@ from neurogrid.training.averaging.rounds.actions import (
     Send,
     Stop,
 )
-from neurogrid.training.averaging.rounds.machine import GroupMachine, Message
+from neurogrid.training.averaging.rounds.machine import GroupMachine, Message, read_decisions
 from neurogrid.training.averaging.rounds.plans import UNMEASURED, Shape
 from neurogrid.training.averaging.rounds.quorums import num_to_decide, num_to_lead
 
@@ -27,4 +27,5 @@ __all__ = [
     "Stop",
     "num_to_decide",
     "num_to_lead",
+    "read_decisions",
 ]

@@ -453,9 +453,10 @@ class Leader:
         """The members from the next decision on: without those that are lost or leave, with those that would join."""
         patience = _GRACES_UNTIL_REMOVED * self.settings.grace
         kept: dict[str, Member] = {}
+        again: dict[str, Member] = {}  # the next processes of their names
         for member in progress.members:
             if member.peer in self._joiners and self._joiners[member.peer][0] != member:
-                kept[member.peer] = self._joiners[member.peer][0]  # the next process of its name
+                again[member.peer] = self._joiners[member.peer][0]
                 continue
             heard = self._heard[member.peer]
             is_lost = heard.gone_at is not None and now - heard.gone_at >= self.settings.grace
@@ -464,6 +465,7 @@ class Leader:
                 kept[member.peer] = member
         if self.is_leaving and len(progress.members) > 1:
             kept.pop(self.me.peer, None)
+        kept.update(again)
         for peer, (member, _) in list(self._joiners.items()):
             if member in progress.members:
                 del self._joiners[peer]

@@ -25,6 +25,7 @@ from typing import Final
 
 from neurogrid.p2p.wire.faults import violation
 from neurogrid.p2p.wire.limits import MAX_ERROR_CHARS
+from neurogrid.training.averaging.plan import ReductionPlan
 from neurogrid.training.averaging.rounds.actions import (
     Action,
     Decided,
@@ -47,6 +48,7 @@ from neurogrid.training.wire import (
     Ballot,
     Candidate,
     Decision,
+    DecisionPayload,
     GroupSettings,
     Lead,
     Leave,
@@ -55,9 +57,12 @@ from neurogrid.training.wire import (
     Promise,
     Proposal,
     Status,
+    peers_at,
+    place_peers,
+    table_of,
 )
 
-__all__ = ["GroupMachine", "Message"]
+__all__ = ["GroupMachine", "Message", "read_decisions"]
 
 Message = Lead | Status | Candidate | Promise | Leave
 
@@ -70,6 +75,12 @@ _PLACES: Final = 8
 # How often the time between two of them doubles, where one term after another has had no leader.
 _MAX_DOUBLINGS: Final = 2
 _MAX_TOLD_BYTES: Final = 512 * 1024
+# Members of whom each can be heard, and the leader go on, by itself: of more, looking at all of them takes so many
+# seconds for each that it is done again when that time has passed ten times, or with the next tick.
+_FEW: Final = 256
+_SECONDS_TO_LOOK: Final = 2e-6
+# For people: who would read more?
+_MAX_WAITED_FOR: Final = 32
 
 
 @dataclass(slots=True)
@@ -98,6 +109,7 @@ class GroupMachine:
         settings: of the group.
         shape: of the vector.
         history: the last decisions, in order; by the last of them this member is one.
+        before: the members before the first of them.
         term: the term of its leader.
         leader: the peer id of the leader; this member's own where it founds the group.
         now: seconds, on any clock that does not go backwards.
@@ -129,6 +141,7 @@ class GroupMachine:
         draw: Callable[[], int],
         bandwidth: float = 0.0,
         observes: bool = False,
+        before: Sequence[Member] = (),
     ) -> None:
         self.me, self.settings, self.shape = me, settings, shape
         last = history[-1]
@@ -138,7 +151,7 @@ class GroupMachine:
         self.waits_for: tuple[str, ...] = ()
         self.removed: str | None = None
         self._draw, self._bandwidth, self._observes = draw, bandwidth, observes
-        self._history = deque(history, MAX_TOLD_DECISIONS)
+        self._history, self._before = deque(history), tuple(before)
         self._accepted: tuple[Ballot, Decision] | None = None
         self._work: _Work | None = None
         self._seen = _NOTHING  # the latest proposal that was looked at
@@ -166,8 +179,10 @@ class GroupMachine:
         self._gone_at: float | None = None
         self._beat_at = now
         self._told: Proposed | None = None
+        self._stepped_at = now
         self._written: tuple[Proposed, Proposal, bytes] | None = None
         self._encoded: dict[int, bytes] = {}  # decisions of the history, by index
+        self._known: tuple[object, Mapping[str, int]] = None, {}
         self._actions: list[Action] = []
         if leader == me.peer:
             self._lead = Leader(me, term, settings, shape, draw)
@@ -194,12 +209,18 @@ class GroupMachine:
         """The last decisions, in order."""
         return tuple(self._history)
 
-    def told_to_joiner(self) -> tuple[bytes, ...]:
-        """The last decisions, encoded: as many as one message holds, the last of all among them."""
-        told = [decision.encode() for decision in self._history]
-        while len(told) > 1 and sum(map(len, told)) > _MAX_TOLD_BYTES:
-            del told[0]
-        return tuple(told)
+    def told_to_joiner(self) -> tuple[tuple[Member, ...], tuple[bytes, ...]]:
+        """Decisions for a peer that knows none: the members before the first of them, and the last ones, encoded.
+
+        They are as many as one message holds, the last of all among them.
+        """
+        told, room = [self._encode(self.last)], _MAX_TOLD_BYTES
+        for decision in [*self._history][-2::-1]:
+            room -= len(told[0])
+            if room < len(encoded := self._encode(decision)):
+                break
+            told.insert(0, encoded)
+        return self._members_before(self.index + 1 - len(told)), tuple(told)
 
     def drain(self) -> list[Action]:
         """Take the actions that are to be done, in order; each is given once."""
@@ -453,7 +474,7 @@ class GroupMachine:
             self._followed = message.term, sender
             self._send(sender, self.status())
         if message.index > self.index:
-            if message.decisions and Decision.decode(message.decisions[0]).index > self.index + 1:
+            if _first_index(message.decisions) > self.index + 1:
                 missing = message.index - self.index
                 self._remove(f"{missing} decisions were made without this member")
             else:
@@ -466,26 +487,24 @@ class GroupMachine:
 
     def _is_introduced(self, sender: str, decisions: tuple[bytes, ...]) -> bool:
         """Whether a peer is a member, as far as this one knows or by what it tells that comes next."""
-        if any(member.peer == sender for member in self.members):
+        if sender in self._incarnations():
             return True
-        if not decisions:
-            return False
-        first, last = Decision.decode(decisions[0]), Decision.decode(decisions[-1])
-        return first.index <= self.index + 1 <= last.index and sender in last.peers
+        news = read_decisions(decisions, self.members, after=self.index)
+        return bool(news) and sender in news[-1].peers
 
     def _learn_all(self, decisions: tuple[bytes, ...]) -> bool:
         """Take over decisions; False when this member is none after them."""
-        for encoded in decisions:
-            decision = Decision.decode(encoded)
-            if decision.index == self.index + 1:
-                self._check_decision(decision, is_decided=True)
-                self._learn(decision)
+        for decision in read_decisions(decisions, self.members, after=self.index):
+            self._check_decision(decision, is_decided=True)
+            self._learn(decision)
         return self.removed is None
 
     def _learn(self, decision: Decision) -> None:
         self._stop()
         self.index, self.round, self.members = decision.index, decision.round, decision.members
         self._history.append(decision)
+        if len(self._history) > MAX_TOLD_DECISIONS:
+            self._before = self._history.popleft().members
         self._accepted, self._failed, self._seen = None, None, _NOTHING
         self._held.clear()
         has_contributed = self.me.peer in decision.contributors
@@ -534,22 +553,15 @@ class GroupMachine:
         if chunk_elements < smallest or chunk_elements % self.shape.block:
             raise violation(f"chunks of {chunk_elements} elements are not as agreed")
 
-    def _check_plan(self, decision: Decision, plan: Plan) -> None:
-        """Whether a plan is that of a decision, in this group.
+    def _check_plan(self, plan: ReductionPlan) -> None:
+        """Whether a plan is one of this group.
 
         Raises:
             RemoteProtocolError: it is not.
         """
-        self._check_vector(plan.num_elements, plan.chunk_elements)
         agreed = (self.settings.codec, self.settings.result_codec, self.settings.aggregator)
-        is_of_it = (
-            not decision.digest
-            and (plan.members, plan.weights) == (decision.contributors, decision.weights)
-            and plan.chunk_elements == decision.chunk_elements
-            and (plan.codec, plan.result_codec, plan.aggregator) == agreed
-        )
-        if not is_of_it:
-            raise violation("a plan is not that of the round that is proposed")
+        if (plan.codec, plan.result_codec, plan.aggregator) != agreed:
+            raise violation("a plan is not as agreed")
 
     def _remove(self, reason: str) -> None:
         self._stop()
@@ -560,14 +572,17 @@ class GroupMachine:
         ballot = Ballot(self.term, proposal.attempt)
         if ballot <= self._seen:
             return
-        decision = Decision.decode(proposal.decision)
-        plan = Plan.decode(proposal.plan) if proposal.plan else None
-        self._check_decision(decision, is_decided=plan is None)
-        if plan is not None:
-            self._check_plan(decision, plan)
+        decision = DecisionPayload.decode(proposal.decision).after(self.members)
+        self._check_decision(decision, is_decided=not proposal.plan)
+        table = table_of(decision, self.members)
+        acceptors = peers_at(proposal.acceptors, table)
+        plan = None
+        if proposal.plan:
+            plan = read_plan(Plan.decode(proposal.plan), decision, table)
+            self._check_plan(plan)
         self._stop()
         self._seen, self._failed = ballot, None
-        if self.me.peer not in proposal.acceptors:
+        if self.me.peer not in acceptors:
             return
         if plan is not None:
             self._begin_round(ballot, decision, plan, now)
@@ -577,12 +592,14 @@ class GroupMachine:
             self._work = _Work(ballot, self._draw(), decision)
             self._actions.append(Fetch(self._work.token, decision, decision.holders))
 
-    def _begin_round(self, ballot: Ballot, decision: Decision, plan: Plan, now: float) -> None:
+    def _begin_round(
+        self, ballot: Ballot, decision: Decision, plan: ReductionPlan, now: float
+    ) -> None:
         self._work = _Work(ballot, plan.reduction, decision)
         if self.me.peer in plan.members and self._weight is None:
             self._fail({self.me.peer: "it has no vector for this round"}, now)
         else:
-            self._actions.append(Reduce(read_plan(plan)))
+            self._actions.append(Reduce(plan))
 
     def _accept(self, ballot: Ballot, decision: Decision, now: float) -> None:
         self._work = None
@@ -600,10 +617,17 @@ class GroupMachine:
             self._actions.append(Stop(self._work.token))
             self._work = None
 
+    def _incarnations(self) -> Mapping[str, int]:
+        """The members' incarnations by their peer ids."""
+        if self._known[0] is not self.members:
+            self._known = self.members, dict(self.members)
+        return self._known[1]
+
     # Leading
 
     def _hear_status(self, sender: str, status: Status, now: float) -> None:
-        if not any(member.peer == sender for member in self.members):
+        incarnations = self._incarnations()
+        if sender not in incarnations:
             if self._lead is not None and not self._is_gone:
                 self._tell_stranger(sender, status)
             return
@@ -617,12 +641,13 @@ class GroupMachine:
             # Most have promised another to follow it; it will be heard.
             self._step_down(now)
             return
-        if Member(sender, status.incarnation) in self.members:
+        if incarnations[sender] == status.incarnation:
             is_news = status != self._lead.status_of(sender)
             self._lead.hears(sender, status, now)
             if status.index < self.index:
                 self._tell_member(sender)
-            if is_news:  # the clock brings the rest
+            pause = 10 * _SECONDS_TO_LOOK * len(self.members) if len(self.members) > _FEW else 0.0
+            if is_news and now - self._stepped_at >= pause:  # the clock brings the rest
                 self._step(now)
         else:
             self._tell_stranger(sender, status)
@@ -634,6 +659,7 @@ class GroupMachine:
 
     def _step(self, now: float) -> None:
         """Lead on, until there is nothing more to decide or to propose."""
+        self._stepped_at = now
         while self._lead is not None and not self._is_gone:
             has_adopted = self._lead.to_adopt is not None
             decided = self._lead.step(
@@ -690,14 +716,14 @@ class GroupMachine:
                 index=self.index,
                 decisions=self._decisions_after(known),
                 proposal=self._write(proposed)[1] if proposed is not None else b"",
-                waits_for=self.waits_for,
+                waits_for=self.waits_for[:_MAX_WAITED_FOR],
             ),
         )
 
     def _write(self, proposed: Proposed) -> tuple[Proposal, bytes]:
         """A proposal as it is told, and encoded: once, not for each member."""
         if self._written is None or self._written[0] is not proposed:
-            proposal = _written(proposed)
+            proposal = _written(proposed, self.members)
             self._written = proposed, proposal, proposal.encode()
         return self._written[1:]
 
@@ -706,8 +732,13 @@ class GroupMachine:
         if decision.index not in self._encoded:
             oldest = self._history[0].index
             self._encoded = {i: said for i, said in self._encoded.items() if i >= oldest}
-            self._encoded[decision.index] = decision.encode()
+            self._encoded[decision.index] = decision.encode(self._members_before(decision.index))
         return self._encoded[decision.index]
+
+    def _members_before(self, index: int) -> tuple[Member, ...]:
+        """The members before a decision of the history."""
+        place = index - self._history[0].index
+        return self._history[place - 1].members if place else self._before
 
     def _tell_stranger(self, peer: str, status: Status) -> None:
         """A member that is none any more may not know it yet."""
@@ -839,7 +870,7 @@ class GroupMachine:
                 decisions=self._decisions_after(message.index),
                 accepted_term=ballot.term,
                 accepted_attempt=ballot.attempt,
-                accepted=accepted.encode() if accepted is not None else b"",
+                accepted=accepted.encode(self.members) if accepted is not None else b"",
             ),
         )
 
@@ -852,8 +883,7 @@ class GroupMachine:
         if not self._learn_all(message.decisions):
             return
         if message.refuses:
-            first = Decision.decode(message.decisions[0]).index if message.decisions else 0
-            if first > self.index + 1:
+            if _first_index(message.decisions) > self.index + 1:
                 missing = message.index - self.index
                 self._remove(f"{missing} decisions were made without this member")
             return
@@ -878,7 +908,7 @@ class GroupMachine:
         if any(promise.index > self.index for promise in promises.values()):
             return
         accepted: list[tuple[Ballot, Decision]] = [
-            (promise.ballot, Decision.decode(promise.accepted))
+            (promise.ballot, DecisionPayload.decode(promise.accepted).after(self.members))
             for promise in promises.values()
             if promise.accepted and promise.index == self.index
         ]
@@ -926,10 +956,38 @@ def _to_adopt(accepted: list[tuple[Ballot, Decision]]) -> Decision | None:
     return None
 
 
-def _written(proposed: Proposed) -> Proposal:
+def read_decisions(
+    told: Sequence[bytes], members: Sequence[Member], *, after: int | None = None
+) -> list[Decision]:
+    """Decisions that follow on one another, of those that are told, as far as there is no gap.
+
+    Args:
+        told: encoded, in order.
+        members: before the first of them that is not known yet.
+        after: the index of the last that is known; None for nothing.
+
+    Raises:
+        RemoteProtocolError: one is malformed, or names who is not there.
+    """
+    found: list[Decision] = []
+    for payload in map(DecisionPayload.decode, told):
+        if after is None or payload.index == after + 1:
+            found.append(payload.after(members))
+            after, members = payload.index, found[-1].members
+    return found
+
+
+def _first_index(told: Sequence[bytes]) -> int:
+    """The index of the first decision that is told; 0 for none."""
+    return DecisionPayload.decode(told[0]).index if told else 0
+
+
+def _written(proposed: Proposed, members: Sequence[Member]) -> Proposal:
+    table = table_of(proposed.decision, members)
+    plan = proposed.plan
     return Proposal(
         attempt=proposed.attempt,
-        decision=proposed.decision.encode(),
-        acceptors=proposed.acceptors,
-        plan=write_plan(proposed.plan).encode() if proposed.plan is not None else b"",
+        decision=proposed.decision.encode(members),
+        acceptors=place_peers(proposed.acceptors, table),
+        plan=write_plan(plan, table).encode() if plan is not None else b"",
     )

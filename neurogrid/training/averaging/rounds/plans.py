@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any, Final
+from typing import Final
 
+from neurogrid.p2p.wire.faults import violation
+from neurogrid.p2p.wire.maps import MAX_U32
 from neurogrid.training.averaging.plan import ReductionPlan, Way
 from neurogrid.training.averaging.shares import fair_shares
-from neurogrid.training.wire import GroupSettings, Plan
+from neurogrid.training.wire import Decision, GroupSettings, Plan, peers_at, place_peers
 from neurogrid.training.wire.types import MAX_CHUNK_BYTES
 
 __all__ = [
@@ -171,15 +173,54 @@ def _chunk_elements(settings: GroupSettings, shape: Shape, num_parts: int) -> in
     return max(1, -(-wanted // shape.block)) * shape.block
 
 
-def write_plan(plan: ReductionPlan) -> Plan:
-    """The same, as it is announced."""
-    return Plan(**{**_named(plan), "way": plan.way.value})
+def write_plan(plan: ReductionPlan, table: Sequence[str]) -> Plan:
+    """The plan of a round, as it is announced beside the decision; `table` is the decision's (`table_of`)."""
+    return Plan(
+        reduction=plan.reduction,
+        reducers=place_peers(plan.reducers, table),
+        cuts=plan.cuts,
+        codec=plan.codec,
+        aggregator=plan.aggregator,
+        way=plan.way.value,
+        rows=plan.rows,
+        row_reducers=plan.row_reducers,
+    )
 
 
-def read_plan(plan: Plan) -> ReductionPlan:
-    """The same, as it was announced."""
-    return ReductionPlan(**{**_named(plan), "way": Way(plan.way)})
+def read_plan(plan: Plan, decision: Decision, table: Sequence[str]) -> ReductionPlan:
+    """The plan of a round, as it was announced.
 
-
-def _named(plan: Plan | ReductionPlan) -> dict[str, Any]:
-    return {field.name: getattr(plan, field.name) for field in fields(plan)}
+    Raises:
+        RemoteProtocolError: it is none of that decision.
+    """
+    read = ReductionPlan(
+        reduction=plan.reduction,
+        members=decision.contributors,
+        weights=decision.weights,
+        reducers=peers_at(plan.reducers, table),
+        cuts=plan.cuts,
+        num_elements=decision.num_elements,
+        chunk_elements=decision.chunk_elements,
+        codec=plan.codec,
+        result_codec=decision.codec,
+        aggregator=plan.aggregator,
+        way=Way(plan.way),
+        rows=plan.rows,
+        row_reducers=plan.row_reducers,
+    )
+    if not decision.is_round or decision.digest or not any(read.weights):
+        raise violation(
+            "a plan is of no round, of one that was computed, or has no weight above zero"
+        )
+    if read.num_chunks > MAX_U32:
+        raise violation(f"a plan has {read.num_chunks} chunks; at most {MAX_U32} can be told apart")
+    if read.cuts and read.cuts[-1] != read.num_chunks:
+        raise violation("a plan does not give each chunk to one reducer")
+    if len({*read.reducers}) != len(read.reducers):
+        raise violation("a plan names a peer twice")
+    if read.way is Way.GRID:
+        if read.rows[-1] != len(read.members):
+            raise violation("a grid does not give each member to one row")
+        if not all({*row.reducers} <= {*row.members} for row in read.row_plans):
+            raise violation("a row of a grid has a reducer that is no member of it")
+    return read
