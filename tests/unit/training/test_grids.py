@@ -8,7 +8,7 @@ from itertools import pairwise
 import pytest
 import torch
 import trio
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from trio.testing import MockClock
 
@@ -156,6 +156,8 @@ def test_any_rows_and_cuts(
     trio.run(reduce)
 
 
+# A member has its result, and fails before its last answer has gone out.
+@example(num_bytes=1309, dead_at=4, seen_by=1)
 @given(
     num_bytes=st.integers(0, 4500),
     dead_at=st.integers(0, 4),

@@ -142,7 +142,8 @@ class Reduction:
         self._rows: Counter[str] = Counter()  # that are to come here; one's own: aggregates
         self._owed: Counter[str] = Counter()  # answers that are to come
         self._untaken: Counter[str] = Counter()  # answers that are to go
-        self._requests: dict[tuple[str, int], int] = {}  # unanswered, by member and chunk
+        # Whose answers have not gone out, by member and chunk.
+        self._requests: dict[tuple[str, int], int] = {}
         self._lost: dict[str, str] = {}
         self._gave_up: dict[str, str] = {}
         self._gone: set[str] = set()  # peers that are lost, and nothing is to come from
@@ -545,9 +546,10 @@ class Reduction:
             return None
 
     def _answer(self, gathering: Gathering, peer_id: str, chunk: int, data: Data) -> None:
-        request_id = self._requests.pop((peer_id, chunk))
+        request_id = self._requests[peer_id, chunk]
         gathering.unanswered[peer_id] -= 1
         if peer_id in self._gone:
+            del self._requests[peer_id, chunk]
             return
         message = TensorMessage(TrainingMessage.MEAN, chunk, self._plan.reduction, request_id, data)
         self._untaken[peer_id] += 1
@@ -562,6 +564,8 @@ class Reduction:
                     await self._exchange.send(peer_id, message)
                 except _OF_THE_PEER as error:
                     self.lose(peer_id, str(error))
+            # Until then it counts as unanswered: the reduction may end before its answer is on its way.
+            self._requests.pop((peer_id, message.layer_id), None)
             if peer_id not in self._gone:
                 self._came(peer_id, self._untaken)
 
