@@ -33,9 +33,13 @@ class Accumulator:
     Args:
         num_elements: n of every row.
         of_signs: whether -1, 0 and 1 are added for what is negative, zero and positive.
+        out: memory for the mean, float32 [n], none of a row's; new if None.
     """
 
-    def __init__(self, num_elements: int, *, of_signs: bool = False) -> None:
+    def __init__(
+        self, num_elements: int, *, of_signs: bool = False, out: torch.Tensor | None = None
+    ) -> None:
+        self._out = out
         self._num_elements = num_elements
         self._of_signs = of_signs
         self._num_rows = 0
@@ -67,7 +71,8 @@ class Accumulator:
             self._first_weight = weight
             self._divisor = counts
             self._check_sum(largest, index)
-            self._sum = row.clone() if not self._of_signs else row
+            self._sum = torch.empty_like(row) if self._out is None else self._out
+            self._sum.copy_(row)
             return
         with np.errstate(over="ignore"):
             ratio = float(np.float32(weight / self._first_weight))
@@ -135,9 +140,9 @@ class Mean(Aggregator):
     name = "mean"
     _of_signs = False
 
-    def begin(self, num_elements: int) -> Accumulator:
-        """A mean of rows of `num_elements`, of which none has come yet."""
-        return Accumulator(num_elements, of_signs=self._of_signs)
+    def begin(self, num_elements: int, *, out: torch.Tensor | None = None) -> Accumulator:
+        """A mean of rows of `num_elements`, of which none has come yet; in the memory `out` if it is given."""
+        return Accumulator(num_elements, of_signs=self._of_signs, out=out)
 
     def aggregate(self, rows: Sequence[torch.Tensor], weights: Sequence[float]) -> torch.Tensor:
         if not rows:

@@ -57,6 +57,7 @@ class ChunkRows:
     Args:
         counts: of each sender, how often it counts (`Accumulator.add`).
         is_sum: the rows are not divided by their number, since others are to be added.
+        out: memory for what a `Mean` makes of them; new if None.
     """
 
     def __init__(
@@ -70,7 +71,9 @@ class ChunkRows:
         counts: Sequence[float],
         *,
         is_sum: bool,
+        out: Tensor | None = None,
     ) -> None:
+        self._out = out
         self.chunk = chunk
         self.num_elements = num_elements
         self.places, self.senders, self.weights = places, tuple(places), weights
@@ -126,7 +129,7 @@ class ChunkRows:
         """
         values = self._decode(row.data)
         if row.place == 0 and isinstance(self._aggregator, Mean):
-            self._accumulator = self._aggregator.begin(self.num_elements)
+            self._accumulator = self._aggregator.begin(self.num_elements, out=self._out)
         if self._accumulator is None:
             self._decoded.append(values)
         else:
@@ -168,6 +171,7 @@ class Gathering:
 
     Attributes:
         chunks: as given.
+        memory_of: gives the memory for the aggregate of a chunk, float32 of its elements; None where that is new.
         unanswered: by sender, its rows that came and were not answered.
     """
 
@@ -184,6 +188,7 @@ class Gathering:
         hands_on: bool = False,
     ) -> None:
         self.chunks = chunks
+        self.memory_of: Callable[[int], Tensor] | None = None
         self.unanswered: Counter[str] = Counter()
         self._plan = plan
         self._find_places = places
@@ -233,6 +238,7 @@ class Gathering:
                 self._aggregator,
                 self._counts,
                 is_sum=self._hands_on,
+                out=self.memory_of(chunk) if self.memory_of is not None else None,
             )
         rows.put(Row(place, data, request_id))
         if request_id:

@@ -136,6 +136,9 @@ class Reduction:
             codec=result_codec,
             out=self._checked(out, "memory for the result"),
         )
+        if plan.result_codec == PLAIN:
+            # The mean of one's own chunks is made where it belongs, and what is sent are its bytes.
+            self._gatherings[-1].memory_of = self._builder.memory_of
         self._on_waiting = on_waiting
         self._told: frozenset[str] = frozenset()
         # What is still to happen, by the peer that is to do it.

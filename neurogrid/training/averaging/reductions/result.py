@@ -93,20 +93,28 @@ class ResultBuilder:
         self._digests = [b""] * num_chunks
         self._bytes = self._values.view(torch.uint8).numpy().data
 
+    def memory_of(self, chunk: int) -> Tensor:
+        """The memory of a chunk's values, float32, where they may be made."""
+        start = chunk * self._chunk_elements
+        return self._values[start : start + self._chunk_elements]
+
     def set_chunk(self, chunk: int, data: Data, *, digest: bytes | None = None) -> None:
         """Take an encoded chunk.
 
         Args:
+            data: of f32 it may be the bytes of `memory_of`: values that were made there, and found to be finite.
             digest: its BLAKE3 where that is known already.
 
         Raises:
             RemoteProtocolError: it is none of the codec, has another length than it must, or is not finite.
         """
-        start = chunk * self._chunk_elements
-        values = self._values[start : start + self._chunk_elements]
-        self._codec.decode(data, len(values), out=values)
-        if self._codec.name == PLAIN:
-            data = self._bytes[4 * start : 4 * (start + len(values))]
+        values = self.memory_of(chunk)
+        is_plain = self._codec.name == PLAIN
+        if not (is_plain and torch.frombuffer(data, dtype=torch.uint8).data_ptr() == values.data_ptr()):
+            self._codec.decode(data, len(values), out=values)
+        if is_plain:
+            start = 4 * chunk * self._chunk_elements
+            data = self._bytes[start : start + values.nbytes]
         self._chunks[chunk] = data
         self._digests[chunk] = chunk_digest(data) if digest is None else digest
 
