@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from neurogrid.training.averaging.rounds import machine
 from neurogrid.training.averaging.rounds.quorums import num_to_decide, num_to_lead
 from tests.unit.training.simulated_group import Faults, SimulatedGroup
 
@@ -68,6 +69,16 @@ def test_no_two_members_are_told_different_things(
 @pytest.mark.parametrize("seed", [759, 862])
 def test_candidates_agree_where_messages_take_more_than_half_of_the_grace(seed: int) -> None:
     check(6, Faults(delay=0.6, kills=2), seed)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_leader_that_looks_at_its_members_now_and_then_decides_as_others(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one of hundreds does: here of two and more, no more than ten times in a second."""
+    monkeypatch.setattr(machine, "_FEW", 1)
+    monkeypatch.setattr(machine, "_SECONDS_TO_LOOK", 0.002)
+    check(5, Faults(loss=0.05, kills=1, stops=1, joins=1), seed)
 
 
 @pytest.mark.long

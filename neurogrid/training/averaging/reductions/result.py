@@ -110,7 +110,9 @@ class ResultBuilder:
         """
         values = self.memory_of(chunk)
         is_plain = self._codec.name == PLAIN
-        if not (is_plain and torch.frombuffer(data, dtype=torch.uint8).data_ptr() == values.data_ptr()):
+        if not (
+            is_plain and torch.frombuffer(data, dtype=torch.uint8).data_ptr() == values.data_ptr()
+        ):
             self._codec.decode(data, len(values), out=values)
         if is_plain:
             start = 4 * chunk * self._chunk_elements

@@ -75,8 +75,8 @@ _PLACES: Final = 8
 # How often the time between two of them doubles, where one term after another has had no leader.
 _MAX_DOUBLINGS: Final = 2
 _MAX_TOLD_BYTES: Final = 512 * 1024
-# Members of whom each can be heard, and the leader go on, by itself: of more, looking at all of them takes so many
-# seconds for each that it is done again when that time has passed ten times, or with the next tick.
+# A leader of more members does not look at all of them for each message of one: looking takes it so many seconds for
+# each, and is done again when ten times as long has passed, or with the next tick.
 _FEW: Final = 256
 _SECONDS_TO_LOOK: Final = 2e-6
 # For people: who would read more?
