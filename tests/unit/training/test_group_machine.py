@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from neurogrid.training.averaging.rounds import machine
 from neurogrid.training.averaging.rounds.quorums import num_to_decide, num_to_lead
+from neurogrid.training.wire import Decision, Lead
 from tests.unit.training.simulated_group import Faults, SimulatedGroup
 
 FAULTS = st.builds(
@@ -64,6 +65,23 @@ def test_no_two_members_are_told_different_things(
     num_members: int, faults: Faults, seed: int
 ) -> None:
     check(num_members, faults, seed)
+
+
+def test_who_is_none_any_more_learns_it_from_a_leader_of_a_lesser_term() -> None:
+    """The two told each other the same for ever: it has promised a later term, and the leader knows it no more."""
+    group = SimulatedGroup(3, Random(5), Faults())
+    group.run(3)
+    leader, *_, last = (node.machine for node in group.nodes.values())
+    index, members = leader.index, leader.members
+    last.term = last._greatest_term = leader.term + 2
+    gone = Decision(
+        index + 1,
+        leader.round,
+        tuple(m.peer for m in members if m != last.me),
+        tuple(m.incarnation for m in members if m != last.me),
+    )
+    last.receive(leader.me.peer, Lead(leader.term, index + 1, (gone.encode(members),)), group.now)
+    assert last.removed == "the group goes on without it"
 
 
 @pytest.mark.parametrize("seed", [759, 862])

@@ -452,8 +452,13 @@ class GroupMachine:
     # Following
 
     def _follow(self, sender: str, message: Lead, now: float) -> None:
+        before = self.index
         if message.term < self.term:
-            self._send(sender, self.status())  # by which it learns of the greater term
+            # What was decided is, whoever tells it: that this is no member any more, perhaps.
+            if self._learn_all(message.decisions):
+                if self.index > before and self._lead is not None:
+                    self._step_down(now)
+                self._send(sender, self.status())  # by which it learns of the greater term
             return
         if message.term > self.term:
             self._stop()
@@ -465,7 +470,6 @@ class GroupMachine:
         self.leader, self._candidacy, self._silent_since = sender, None, None
         self._heard_at = now
         self.waits_for = message.waits_for
-        before = self.index
         if not self._learn_all(message.decisions):
             return
         # After a round it has nothing to say until it has its next vector; after a change of members it may have one.
