@@ -455,7 +455,7 @@ class GroupMachine:
         before = self.index
         if message.term < self.term:
             # What was decided is, whoever tells it: that this is no member any more, perhaps.
-            if self._learn_all(message.decisions):
+            if self._learn_all(message.decisions) and not self._is_beyond_help(message):
                 if self.index > before and self._lead is not None:
                     self._step_down(now)
                 self._send(sender, self.status())  # by which it learns of the greater term
@@ -478,16 +478,20 @@ class GroupMachine:
             self._followed = message.term, sender
             self._send(sender, self.status())
         if message.index > self.index:
-            if _first_index(message.decisions) > self.index + 1:
-                missing = message.index - self.index
-                self._remove(f"{missing} decisions were made without this member")
-            else:
-                self._send(
-                    sender, self.status()
-                )  # there are more of them, or its leader thinks that it has them
+            if not self._is_beyond_help(message):
+                # There are more of them, or its leader thinks that it has them.
+                self._send(sender, self.status())
             return
         if message.proposal and message.index == self.index:
             self._look_at(Proposal.decode(message.proposal), now)
+
+    def _is_beyond_help(self, message: Lead | Promise) -> bool:
+        """Whether decisions are missing that nobody tells any more: this is no member then."""
+        told, missing = message.decisions, message.index - self.index
+        if not told or DecisionPayload.decode(told[0]).index <= self.index + 1:
+            return False
+        self._remove(f"{missing} decisions were made without this member")
+        return True
 
     def _is_introduced(self, sender: str, decisions: tuple[bytes, ...]) -> bool:
         """Whether a peer is a member, as far as this one knows or by what it tells that comes next."""
@@ -887,9 +891,7 @@ class GroupMachine:
         if not self._learn_all(message.decisions):
             return
         if message.refuses:
-            if _first_index(message.decisions) > self.index + 1:
-                missing = message.index - self.index
-                self._remove(f"{missing} decisions were made without this member")
+            self._is_beyond_help(message)
             return
         # It may have become a member, or the next of its name, by what it has told.
         if Member(sender, message.incarnation) not in self.members:
@@ -979,11 +981,6 @@ def read_decisions(
             found.append(payload.after(members))
             after, members = payload.index, found[-1].members
     return found
-
-
-def _first_index(told: Sequence[bytes]) -> int:
-    """The index of the first decision that is told; 0 for none."""
-    return DecisionPayload.decode(told[0]).index if told else 0
 
 
 def _written(proposed: Proposed, members: Sequence[Member]) -> Proposal:
