@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from random import Random
 
 import pytest
@@ -67,7 +68,8 @@ def test_no_two_members_are_told_different_things(
     check(num_members, faults, seed)
 
 
-def test_who_is_none_any_more_learns_it_from_a_leader_of_a_lesser_term() -> None:
+@pytest.mark.parametrize("is_far_behind", [False, True])
+def test_who_is_none_any_more_learns_it_from_a_leader_of_a_lesser_term(is_far_behind: bool) -> None:
     """The two told each other the same for ever: it has promised a later term, and the leader knows it no more."""
     group = SimulatedGroup(3, Random(5), Faults())
     group.run(3)
@@ -80,8 +82,16 @@ def test_who_is_none_any_more_learns_it_from_a_leader_of_a_lesser_term() -> None
         tuple(m.peer for m in members if m != last.me),
         tuple(m.incarnation for m in members if m != last.me),
     )
-    last.receive(leader.me.peer, Lead(leader.term, index + 1, (gone.encode(members),)), group.now)
-    assert last.removed == "the group goes on without it"
+    later = replace(gone, index=index + 9)
+    if is_far_behind:
+        last.receive(
+            leader.me.peer, Lead(leader.term, index + 9, (later.encode(members),)), group.now
+        )
+        assert last.removed == "9 decisions were made without this member"
+    else:
+        told = gone.encode(members), later.encode(gone.members)
+        last.receive(leader.me.peer, Lead(leader.term, index + 9, told), group.now)
+        assert last.removed == "the group goes on without it"
 
 
 @pytest.mark.parametrize("seed", [759, 862])
