@@ -287,6 +287,7 @@ def share(num_members: int) -> None:
     """Let members share what they read, and a group have so many."""
     for kind in (DecisionPayload, Plan, Proposal):
         remember(kind)
+    # Replaced for the whole process, which does nothing else: a member of its own would read the same.
     DecisionPayload.after = once(DecisionPayload.after)  # type: ignore[method-assign]
     Decision.members = property(once(Decision.members.fget))  # type: ignore[assignment, attr-defined]
     for name in ("table_of", "read_plan", "peers_at"):

@@ -143,5 +143,6 @@ if __name__ == "__main__":
     elif kind == "whisperer":
         RoundExchange.publish = publish_and_whisper  # type: ignore[method-assign]
     elif kind == "mortal":
+        # As above: what is odd about it takes the place of what a worker does.
         RoundExchange.publish = publish_until_killed  # type: ignore[method-assign]
     sys.exit(main())

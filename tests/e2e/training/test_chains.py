@@ -147,7 +147,7 @@ def test_three_stages_are_one_process(tmp_path: Path) -> None:
         check_equal(run)
 
 
-# Of 16 steps, which are over in a second: a test that is kept waiting for half of it has nobody left to kill.
+# At step 7 of 16 once nobody was lost: that the run was over by then fits, and was not seen. It is told now.
 @pytest.mark.parametrize("at", [2, 4])
 def test_a_spare_takes_the_place_of_a_worker_that_is_killed(
     tmp_path: Path, undisturbed: dict[str, Tensor], at: int
@@ -158,6 +158,7 @@ def test_a_spare_takes_the_place_of_a_worker_that_is_killed(
             run.join(name)
         run.wait_round(at)
         run.kill(working(run))
+        assert run.rounds() < NUM_STEPS, "the run was over before anybody was killed"
         run.end()
         assert "is lost. The stages are arranged anew" in run.log
         assert set(used_samples(run.run).values()) == {1}
