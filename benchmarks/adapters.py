@@ -6,8 +6,11 @@ One stage with all layers of a random Llama, one thread, CPU time of that thread
 so that a machine that drifts drifts for all; a figure is the median of the steps of a round. Not one step: rows that
 decode together go on together, and the adapters of one variant are not pushed out of the caches by those of the others
 while the weights stay, which are those of all. Adapters are beside all linear layers of a layer, or beside those of
-queries and values. Their matrices are float32 and read by one row each: those of 8 of rank 8 have a fifth of the bytes
-of a bfloat16 model that is 1024 wide, and a twentieth of one of 4096.
+queries and values. They are saved in float32, and kept in what a coordinator makes of them beside such weights; those
+of rank 8 in either dtype, too. Each is read by one row: in bfloat16 8 of rank 8 have a tenth of the bytes of a bfloat16
+model that is 1024 wide, and a fortieth of one of 4096.
+What that changes is told as errors of what a step gives, relative to weights and adapters in float32 (root of the mean
+square): of the adapters' dtype alone, of the weights' form alone, and of both.
 Ends with an error where a step with 8 adapters of rank 8, PEFT's default, takes more than 1.2 of one without.
 """
 
@@ -42,6 +45,7 @@ PROMPT = 64
 IN_A_ROW = 10  # steps of a variant
 MOST = 1.2
 ALL = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+# A name, a method of `--quantize`, and whether the checkpoint is saved in bfloat16.
 FORMS = (
     ("float32", None, False),
     ("float32, saved in bfloat16", None, True),
@@ -59,14 +63,14 @@ class Variant:
     Attributes:
         num_adapters: different ones among the rows; 0 for none.
         targets: the linear layers that they stand beside.
-        dtype: that they were saved in.
+        dtype: what they are kept in; None for what a coordinator makes of float32.
     """
 
     name: str
     num_adapters: int
     rank: int = 0
     targets: Sequence[str] = ALL
-    dtype: torch.dtype = torch.float32
+    dtype: torch.dtype | None = None
 
 
 NONE = Variant("none", 0)
@@ -74,7 +78,8 @@ JUDGED = Variant("8 adapters, rank 8", 8, 8)
 VARIANTS = (
     NONE,
     JUDGED,
-    Variant("8 adapters, rank 8, saved in bfloat16", 8, 8, dtype=torch.bfloat16),
+    Variant("8 adapters, rank 8, in float32", 8, 8, dtype=torch.float32),
+    Variant("8 adapters, rank 8, in bfloat16", 8, 8, dtype=torch.bfloat16),
     Variant("8 adapters, rank 16", 8, 16),
     Variant("8 adapters, rank 64", 8, 64),
     Variant("8 adapters, rank 16, queries and values", 8, 16, ("q_proj", "v_proj")),
@@ -99,7 +104,8 @@ def save_model(size: tuple[int, int], directory: Path, *, is_half: bool) -> None
     AutoModelForCausalLM.from_config(config, dtype=dtype).save_pretrained(directory)
 
 
-def load(directory: Path, form: tuple[str, str | None, bool]) -> Stage:
+def load(directory: Path, form: tuple[str, str | None, bool]) -> tuple[Stage, torch.dtype]:
+    """A stage with all layers, and the dtype of adapters beside it that were saved in float32."""
     name, quantize, _ = form
     model = LoadedModel.load(
         directory,
@@ -113,16 +119,16 @@ def load(directory: Path, form: tuple[str, str | None, bool]) -> Stage:
         blob = model.layer_blob(layer_id)
         stage.load_layer(layer_id, parse_blob(bytearray(b"".join(map(bytes, blob.chunks())))))
         stage.speed_up_layer(layer_id, fuse=model.traits.fuses)
-    return stage
+    return stage, model.adapter_dtype or torch.float32
 
 
-def make_adapter(stage: Stage, variant: Variant) -> Adapter:
+def make_adapter(stage: Stage, variant: Variant, dtype: torch.dtype) -> Adapter:
     layers = {
         layer_id: LayerAdapter(
             {
                 path: LowRank(
-                    (torch.randn(variant.rank, inputs) / inputs**0.5).to(variant.dtype),
-                    (torch.randn(outputs, variant.rank) / 64).to(variant.dtype),
+                    (torch.randn(variant.rank, inputs) / inputs**0.5).to(dtype),
+                    (torch.randn(outputs, variant.rank) / 64).to(dtype),
                     1.0,
                     device=CPU,
                 )
@@ -138,11 +144,16 @@ def make_adapter(stage: Stage, variant: Variant) -> Adapter:
 
 
 class Sessions:
-    """Sessions that decode together, in one of the variants."""
+    """Sessions that decode together, in one of the variants.
 
-    def __init__(self, stage: Stage, variant: Variant) -> None:
+    Args:
+        dtype: of adapters, where the variant does not say.
+    """
+
+    def __init__(self, stage: Stage, variant: Variant, dtype: torch.dtype) -> None:
         self._stage = stage
-        made = [make_adapter(stage, variant) for _ in range(variant.num_adapters)]
+        dtype = variant.dtype or dtype
+        made = [make_adapter(stage, variant, dtype) for _ in range(variant.num_adapters)]
         self._adapters = [made[row % len(made)] if made else None for row in range(NUM_ROWS)]
         self._caches = [stage.new_cache(max_length=2048) for _ in range(NUM_ROWS)]
         self._position = PROMPT
@@ -158,20 +169,41 @@ class Sessions:
 
     def step(self) -> float:
         """Seconds of the thread's CPU time for one token of each."""
+        started = time.thread_time()
+        self.result()
+        return time.thread_time() - started
+
+    def result(self) -> torch.Tensor:
+        """What one token of each gives, [rows, hidden size]."""
         rows = [
             Row(torch.randn(1, 1, self._stage.hidden_size), self._position, cache, adapter)
             for adapter, cache in zip(self._adapters, self._caches, strict=True)
         ]
-        started = time.thread_time()
-        self._stage.forward_rows(rows, start=0, stop=self._stage.num_layers)
+        hidden = self._stage.forward_rows(rows, start=0, stop=self._stage.num_layers)
         self._position += 1
-        return time.thread_time() - started
+        return torch.cat([each.reshape(1, -1).float() for each in hidden])
 
 
-def measure(stage: Stage, options: argparse.Namespace) -> dict[Variant, list[float]]:
+def errors(plain: Stage, stage: Stage, dtype: torch.dtype) -> list[str]:
+    """Relative errors of what a step gives, each with adapters in float32 and in `dtype`: with plain weights, of which
+    the first is the reference, and with these."""
+
+    def result(stage: Stage, dtype: torch.dtype) -> torch.Tensor:
+        torch.manual_seed(1)
+        return Sessions(stage, JUDGED, dtype).result()
+
+    reference = result(plain, torch.float32)
+    cases = ((plain, dtype), (stage, torch.float32), (stage, dtype))
+    each = [(result(*case) - reference).norm() / reference.norm() for case in cases]
+    return [f"{float(error):.1e}" for error in each]
+
+
+def measure(
+    stage: Stage, dtype: torch.dtype, options: argparse.Namespace
+) -> dict[Variant, list[float]]:
     """Milliseconds of a step, for each round."""
     torch.manual_seed(0)
-    sessions = {variant: Sessions(stage, variant) for variant in VARIANTS}
+    sessions = {variant: Sessions(stage, variant, dtype) for variant in VARIANTS}
     rounds: dict[Variant, list[float]] = {variant: [] for variant in VARIANTS}
     for _ in range(options.rounds):
         seconds: dict[Variant, list[float]] = {variant: [] for variant in VARIANTS}
@@ -197,13 +229,17 @@ def main() -> int:
     parser.add_argument("--no-report", action="store_true", help="print, and file nothing")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    rows, missed = [], []
+    rows, off, missed = [], [], []
     for form in FORMS:
         if options.form not in (None, form[0]):
             continue
         with tempfile.TemporaryDirectory() as folder:
             save_model(SIZES[options.size], Path(folder), is_half=form[2])
-            rounds = measure(load(Path(folder), form), options)
+            stage, dtype = load(Path(folder), form)
+            plain = load(Path(folder), FORMS[0])[0]
+        rounds = measure(stage, dtype, options)
+        off.append((form[0], str(dtype).removeprefix("torch."), *errors(plain, stage, dtype)))
+        del stage, plain
         for variant in VARIANTS:
             its = ratios(rounds, variant)
             rows.append((form[0], variant.name, spread(rounds[variant]).show(2), its.show(2)))
@@ -214,11 +250,21 @@ def main() -> int:
         if ratios(rounds, JUDGED).middle > MOST:
             missed.append(form[0])
     body = table(("weights", "adapters", "ms a step", "x none"), rows)
+    heads = (
+        "weights",
+        "adapters",
+        "error of the adapters' dtype",
+        "of the weights' form",
+        "of both",
+    )
+    body += "\n\n" + table(heads, off)
+    print(table(heads, off))
     question = (
         f"A step of {NUM_ROWS} sessions through all layers of a random Llama of {options.size} (hidden size by "
         f"layers), one thread, CPU time of the thread; medians (minimum to maximum) of {options.rounds} rounds of "
         f"{options.steps} steps, {IN_A_ROW} of each variant in turn. Without more said, adapters are beside all linear "
-        "layers."
+        "layers, and in what a coordinator keeps those in that were saved in float32: the second table has it, and how "
+        "far off a step's results are, relative to weights and adapters in float32."
     )
     if not options.no_report:
         write_report(f"adapters-{options.size}", question, body)

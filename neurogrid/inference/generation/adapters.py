@@ -96,7 +96,11 @@ class ServedAdapters(TransferPolicy):
             )
         ends = self._model.ends
         cut = cut_adapter(
-            read_peft(directory), ends.num_layers, ends.layer_name, ends.linear_layers
+            read_peft(directory),
+            ends.num_layers,
+            ends.layer_name,
+            ends.linear_layers,
+            dtype=self._model.adapter_dtype,
         )
         return ServedAdapter(name, directory, cut)
 

@@ -203,6 +203,15 @@ class LoadedModel(ModelSource):
         return max_piece(self.ends.hidden_size * self.dtype.itemsize)
 
     @property
+    def adapter_dtype(self) -> torch.dtype | None:
+        """Dtype of adapters that were saved in a wider one; None to leave them in that.
+
+        Rounded to bfloat16 an adapter is off by less than weights are that have bfloat16's bits or fewer.
+        """
+        is_narrow = self.quantization is not None or self.dtype is torch.bfloat16
+        return torch.bfloat16 if is_narrow else None
+
+    @property
     def replays(self) -> bool:
         """Whether sums depend on the shapes of the calls so much that lost caches need the same calls again, on workers
         that do not say otherwise (`Selection.has_same_bits`)."""

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+
+import torch
 
 from neurogrid.errors import UnsupportedModelError
 from neurogrid.model.adapters.layer_adapter import Matrices, layer_adapter_blob
 from neurogrid.model.adapters.peft_files import PeftAdapter
 from neurogrid.model.files.blob import LayerBlob
 from neurogrid.model.files.tensor_names import layer_of
+from neurogrid.model.files.tensors import is_finite
 from neurogrid.p2p.wire.blob_id import BLOB_ID_BYTES
 
 __all__ = ["AdapterSource", "cut_adapter"]
@@ -57,12 +60,16 @@ def cut_adapter(
     num_layers: int,
     layer_name: Callable[[int], str],
     linears: Callable[[int], Mapping[str, tuple[int, int]]],
+    *,
+    dtype: torch.dtype | None = None,
 ) -> AdapterSource:
     """Cut an adapter into its layers, and check that it is for this model. Blocks: hashes it.
 
     Args:
         layer_name: what the module of a layer is called in the whole model.
         linears: [O, I] of the linear layers of a layer, by path in it.
+        dtype: of matrices that were saved in a wider one, unless a number is too large for it; None to leave all as
+            they were saved.
 
     Raises:
         UnsupportedModelError: it is for another model, or for what is in no layer.
@@ -87,7 +94,7 @@ def cut_adapter(
                 f"{adapter.directory}: the adapter is for another model: {path[:120]} has {shape[0]} outputs and "
                 f"{shape[1]} inputs here, and {its.b.shape[0]} and {its.a.shape[1]} there"
             )
-        by_layer.setdefault(layer_id, {})[inside] = its
+        by_layer.setdefault(layer_id, {})[inside] = _narrowed(its, dtype)
     return AdapterSource(
         {layer_id: layer_adapter_blob(beside) for layer_id, beside in sorted(by_layer.items())},
         {
@@ -95,3 +102,10 @@ def cut_adapter(
             for layer_id, beside in by_layer.items()
         },
     )
+
+
+def _narrowed(its: Matrices, dtype: torch.dtype | None) -> Matrices:
+    if dtype is None or its.a.itemsize <= dtype.itemsize:
+        return its
+    a, b = its.a.to(dtype), its.b.to(dtype)
+    return replace(its, a=a, b=b) if is_finite(a) and is_finite(b) else its
