@@ -38,7 +38,7 @@ LARGEST: Final = float(np.finfo(np.float32).max)
 """The largest finite float32."""
 
 TILE: Final = 65_536
-"""Elements that are worked on at once, 256 KiB: a multiple of every block."""
+"""Elements of a vector in 256 KiB: a multiple of every block."""
 
 
 class Codec(ABC):
@@ -48,10 +48,12 @@ class Codec(ABC):
         name: what `parse_codec` takes; two codecs with the same name give the same bytes.
         block: elements; a vector may be cut at multiples of it, and the bytes of the pieces put together are those
             of the whole.
+        tile: elements that are worked on at once, a multiple of `block`.
     """
 
     name: str
     block: int
+    tile: int = TILE
 
     @abstractmethod
     def num_bytes(self, num_elements: int) -> int:
@@ -67,8 +69,8 @@ class Codec(ABC):
         """
         check_vector(values)
         data = self._memory_for(values)
-        for start in range(0, len(values), TILE):
-            tile = values[start : start + TILE]
+        for start in range(0, len(values), self.tile):
+            tile = values[start : start + self.tile]
             first = self.num_bytes(start)
             self._encode(tile, data[first : first + self.num_bytes(len(tile))], start)
         return data.data
@@ -101,8 +103,8 @@ class Codec(ABC):
         if not num_elements:
             return out
         whole = np.frombuffer(data, np.uint8)
-        for start in range(0, num_elements, TILE):
-            tile = out[start : start + TILE]
+        for start in range(0, num_elements, self.tile):
+            tile = out[start : start + self.tile]
             first = self.num_bytes(start)
             self._decode(whole[first : first + self.num_bytes(len(tile))], tile)
         return out

@@ -11,7 +11,7 @@ import torch
 
 from neurogrid.errors import NotFiniteError, RemoteProtocolError
 from neurogrid.p2p.wire import ErrorCode
-from neurogrid.training.averaging.codecs.codec import Bytes, Codec, check_finite
+from neurogrid.training.averaging.codecs.codec import TILE, Bytes, Codec, check_finite
 
 __all__ = ["Bfloat16", "Float16", "Float32"]
 
@@ -36,6 +36,8 @@ class Float32(_Floats):
     """IEEE binary32: what is sent is the memory of the vector."""
 
     name = "f32"
+    # A step or two that leave nothing behind: more of them at once cost less.
+    tile = 16 * TILE
     _itemsize = 4
 
     def _memory_for(self, values: torch.Tensor) -> Bytes:
