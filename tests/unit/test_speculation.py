@@ -289,3 +289,27 @@ def test_a_draft_model_that_does_not_pay_is_not_tried_anew_in_each_generation() 
                 pace.drafted(0.002)
             pace.came(99)
     assert 3 < num_drafts < 20
+
+
+@pytest.mark.parametrize(("price", "least", "most"), [(0.6, 100, 10_000), (1.2, 2, 6)])
+def test_a_draft_model_that_no_text_would_make_pay_is_hardly_tried(
+    price: float, least: int, most: int
+) -> None:
+    """Of a token that takes longer than a pass not even those that are all right pay: once may have been a hiccup."""
+    costs, record = PassCosts(), DraftRecord()
+    costs.took(1, 0.1)
+    pace = DraftPace(costs, record)
+    num_drafts, num_tokens = 0, 0
+    while num_tokens < 10_000:
+        num_right = 0
+        if pace.begins(4, least_gain=LEAST_GAIN):
+            num_drafts += 1
+            num_right = 1
+            while pace.goes_on(0, 0.99):
+                num_right += 1
+            pace.drafted(0.1 * price * num_right)
+        for _ in range(num_right):
+            pace.came(0)
+        pace.came(99)
+        num_tokens += num_right + 1
+    assert least <= num_drafts <= most

@@ -25,6 +25,9 @@ _SMOOTHING: Final = 1 / 8
 # Drafts that do not pay are left alone for so many tokens, then for twice as many.
 _MIN_REST: Final = 8
 _MAX_REST: Final = 256
+# Where two in a row were too dear for any text, as those of a model as large as the other, all of it right.
+_LONG_REST: Final = 4096
+_LONGEST: Final = 16
 
 
 class DraftRecord:
@@ -43,6 +46,7 @@ class DraftRecord:
         self._seen = [_WEIGHT] * len(_BEFORE)
         self.worth = 1.2
         self.rest, self.pause = 0, _MIN_REST
+        self._was_too_dear = False
 
     def rate(self, probability: float) -> float:
         """Chance that a token comes to which the draft model gave this probability."""
@@ -55,8 +59,16 @@ class DraftRecord:
         self._hits[at] = self._hits[at] * _KEPT + is_right
         self._seen[at] = self._seen[at] * _KEPT + 1.0
 
-    def gained(self, gain: float) -> None:
-        """A draft brought so many tokens for the price of a pass of one."""
+    def gained(self, gain: float, *, best: float) -> None:
+        """A draft brought so many tokens for the price of a pass of one.
+
+        Args:
+            best: what one would have brought at these prices of which every token is right.
+        """
+        if best < 1.0 and self._was_too_dear:
+            self.rest, self.worth = _LONG_REST, 1.0
+            return
+        self._was_too_dear = best < 1.0
         self.worth += _SMOOTHING * (gain - self.worth)
         if self.worth >= 1.0:
             self.pause = _MIN_REST
@@ -150,5 +162,8 @@ class DraftPace:
 
     def _judge(self) -> None:
         """All that came of a draft is known."""
-        price = self._costs.several + self.price * self._num_drafted
-        self._record.gained((1 + self._num_right) / (1 + price))
+        best = max(self._gain(number, number) for number in (1, _LONGEST))
+        self._record.gained(self._gain(self._num_right, self._num_drafted), best=best)
+
+    def _gain(self, num_right: int, num_drafted: int) -> float:
+        return (1 + num_right) / (1 + self._costs.several + self.price * num_drafted)
