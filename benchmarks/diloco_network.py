@@ -29,6 +29,7 @@ from diloco import WAYS, Pilot, train
 from report import table, write_report
 from torch import Tensor
 
+from neurogrid.p2p.hosts.identity import Identity
 from neurogrid.training.averaging.groups.blocking import open_group
 from neurogrid.training.wire import GroupSettings
 
@@ -52,19 +53,19 @@ def member(directory: Path, name: str, number: int) -> None:
         while not (directory / "address").exists():
             time.sleep(0.05)
         join = [(directory / "address").read_text()]
-        # In their order: so are the vectors added, here as there.
-        while not (directory / f"joined-{number - 1}").exists():
-            time.sleep(0.05)
     settings = GroupSettings(
         min_members=pilot.num_members, grace=60.0, codec=way.codec, result_codec="f32"
     )
     with open_group(
-        {"theta": own.theta}, join=join, settings=None if join else settings, timeout=TIMEOUT
+        {"theta": own.theta},
+        join=join,
+        settings=None if join else settings,
+        identity=Identity.load(directory / f"{number}.key"),
+        timeout=TIMEOUT,
     ) as group:
         if number == 0:
             (directory / "address.new").write_text(group.addresses[0])
             (directory / "address.new").rename(directory / "address")
-        (directory / f"joined-{number}").touch()
         group.wait_members(pilot.num_members, timeout=TIMEOUT)
 
         def mean(fragment: int, vectors: Sequence[Tensor]) -> Tensor:
@@ -81,6 +82,11 @@ def over_the_network(pilot: Pilot, name: str) -> list[dict[str, object]]:
     with tempfile.TemporaryDirectory() as place:
         directory = Path(place)
         torch.save({"pilot": pilot}, directory / "pilot.pt")
+        # Vectors are added in the order of peer ids: in that of the members, here as there.
+        keys = [directory / f"made-{number}.key" for number in range(pilot.num_members)]
+        in_order = sorted(keys, key=lambda key: Identity.load(key).peer_id)
+        for number, key in enumerate(in_order):
+            key.rename(directory / f"{number}.key")
         processes = [
             subprocess.Popen(
                 [sys.executable, __file__, "--member", str(number), "--directory", place]
