@@ -273,14 +273,14 @@ def test_a_message_for_which_there_is_no_memory_breaks_the_stream_and_nothing_el
     def no_pages(*_: object, **__: object) -> NoReturn:
         raise OSError(12, "Cannot allocate memory")
 
-    def no_heap(text: None, num_bytes: int) -> NoReturn:
+    def no_heap(num_bytes: int) -> NoReturn:
         raise MemoryError
 
     decoder = StreamDecoder()
     header = encode_message(activation(0))[:-4] + struct.pack(">I", 256 * MIB)
     assert decoder.receive_data(header) == []
     monkeypatch.setattr("mmap.mmap", no_pages)
-    monkeypatch.setattr(decoder_module, "_uncleared_bytearray", no_heap)
+    monkeypatch.setattr(decoder_module, "bytearray", no_heap, raising=False)
     with pytest.raises(RemoteProtocolError, match="no memory here for a message of") as told:
         decoder.get_buffer() if is_lent else decoder.receive_data(bytes(100))
     assert told.value.code == ErrorCode.BUSY

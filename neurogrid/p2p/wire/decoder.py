@@ -12,7 +12,6 @@ A transport that can receive into memory of ours asks for the rest of a large Da
 
 from __future__ import annotations
 
-import ctypes
 import mmap
 import sys
 from typing import Final
@@ -35,14 +34,8 @@ _GROWTH: Final = 4
 _LAST_STEP: Final = 8
 # Bytes. Less than this is not worth a buffer of its own: it comes with one read, and with what follows it.
 _LEAST_DIRECT: Final = 64 * 1024
-# Bytes: a chunk of weights with its numbers. Pages that are mapped anew cost more than memory that is used again.
+# Bytes: a chunk of weights with its numbers. Pages of memory that are mapped anew cost more than clearing it.
 _LARGEST_HEAP_BUFFER: Final = 2 * 1024 * 1024
-
-# A bytearray whose memory is as it was found. Clearing 2 MiB takes as long as a seventh of decrypting them, and all of
-# it is written before anybody is given it.
-_uncleared_bytearray: Final = ctypes.pythonapi.PyByteArray_FromStringAndSize
-_uncleared_bytearray.argtypes = (ctypes.c_char_p, ctypes.c_ssize_t)
-_uncleared_bytearray.restype = ctypes.py_object
 
 _NO_BODY: Final = memoryview(bytearray())
 
@@ -243,7 +236,7 @@ def _whole_buffer(num_bytes: int) -> memoryview:
 
 def _heap_buffer(num_bytes: int) -> memoryview:
     try:
-        return memoryview(_uncleared_bytearray(None, num_bytes))
+        return memoryview(bytearray(num_bytes))
     except MemoryError as exc:
         raise _no_memory(num_bytes) from exc
 

@@ -36,7 +36,7 @@ class Float32(_Floats):
     """IEEE binary32: what is sent is the memory of the vector."""
 
     name = "f32"
-    # A step or two that leave nothing behind: more of them at once cost less.
+    # More than a core's cache holds, since its one or two steps leave nothing beside the vector.
     tile = 16 * TILE
     _itemsize = 4
 
