@@ -291,11 +291,18 @@ def test_a_draft_model_that_does_not_pay_is_not_tried_anew_in_each_generation() 
     assert 3 < num_drafts < 20
 
 
-@pytest.mark.parametrize(("price", "least", "most"), [(0.6, 100, 10_000), (1.2, 2, 6)])
+@pytest.mark.parametrize(
+    ("first", "price", "least", "most"),
+    [
+        pytest.param(0.6, 0.6, 100, 10_000, id="pays"),
+        pytest.param(1.2, 1.2, 2, 6, id="never pays"),
+        pytest.param(4.0, 0.1, 1000, 10_000, id="slow at first"),
+    ],
+)
 def test_a_draft_model_that_no_text_would_make_pay_is_hardly_tried(
-    price: float, least: int, most: int
+    first: float, price: float, least: int, most: int
 ) -> None:
-    """Of a token that takes longer than a pass not even those that are all right pay: once may have been a hiccup."""
+    """Where a token takes what a pass takes, not even a draft that is all right pays."""
     costs, record = PassCosts(), DraftRecord()
     costs.took(1, 0.1)
     pace = DraftPace(costs, record)
@@ -303,11 +310,11 @@ def test_a_draft_model_that_no_text_would_make_pay_is_hardly_tried(
     while num_tokens < 10_000:
         num_right = 0
         if pace.begins(4, least_gain=LEAST_GAIN):
-            num_drafts += 1
             num_right = 1
             while pace.goes_on(0, 0.99):
                 num_right += 1
-            pace.drafted(0.1 * price * num_right)
+            pace.drafted(0.1 * (price if num_drafts else first) * num_right)
+            num_drafts += 1
         for _ in range(num_right):
             pace.came(0)
         pace.came(99)

@@ -25,9 +25,8 @@ _SMOOTHING: Final = 1 / 8
 # Drafts that do not pay are left alone for so many tokens, then for twice as many.
 _MIN_REST: Final = 8
 _MAX_REST: Final = 256
-# Where two in a row were too dear for any text, as those of a model as large as the other, all of it right.
+# Where two in a row were too dear for any text, as those of a model as large as the other: one may have been a hiccup.
 _LONG_REST: Final = 4096
-_LONGEST: Final = 16
 
 
 class DraftRecord:
@@ -59,16 +58,16 @@ class DraftRecord:
         self._hits[at] = self._hits[at] * _KEPT + is_right
         self._seen[at] = self._seen[at] * _KEPT + 1.0
 
-    def gained(self, gain: float, *, best: float) -> None:
+    def gained(self, gain: float, *, is_too_dear: bool) -> None:
         """A draft brought so many tokens for the price of a pass of one.
 
         Args:
-            best: what one would have brought at these prices of which every token is right.
+            is_too_dear: it would not have paid either if every token of it had come.
         """
-        if best < 1.0 and self._was_too_dear:
+        if is_too_dear and self._was_too_dear:
             self.rest, self.worth = _LONG_REST, 1.0
             return
-        self._was_too_dear = best < 1.0
+        self._was_too_dear = is_too_dear
         self.worth += _SMOOTHING * (gain - self.worth)
         if self.worth >= 1.0:
             self.pause = _MIN_REST
@@ -91,6 +90,7 @@ class DraftPace:
             tuple[int, float]
         ] = []  # of which it is not known yet whether they come
         self._num_drafted = self._num_right = 0
+        self._is_too_dear = False  # each of its tokens takes what a pass takes, or more
         # Of the draft that is being written: its bound, the most that it gives for its price, and with how many tokens.
         self._most = self._length = 0
         self._chance = self._tokens = self._best = 1.0
@@ -135,7 +135,9 @@ class DraftPace:
 
     def drafted(self, seconds: float) -> list[int]:
         """The draft is done, one token or more, and took so long; gives those to propose, if any pay."""
-        self._costs.drafted(len(self._drafted), seconds)
+        own = self._costs.drafted(len(self._drafted), seconds)
+        # By its own time and by the mean, which is that of a slow one for long.
+        self._is_too_dear = own is not None and min(self.price, self._costs.row + own) >= 1.0
         self._num_drafted = len(self._drafted)
         return [token_id for token_id, _ in self._drafted[: self._length]]
 
@@ -162,8 +164,6 @@ class DraftPace:
 
     def _judge(self) -> None:
         """All that came of a draft is known."""
-        best = max(self._gain(number, number) for number in (1, _LONGEST))
-        self._record.gained(self._gain(self._num_right, self._num_drafted), best=best)
-
-    def _gain(self, num_right: int, num_drafted: int) -> float:
-        return (1 + num_right) / (1 + self._costs.several + self.price * num_drafted)
+        price = self._costs.several + self.price * self._num_drafted
+        gain = (1 + self._num_right) / (1 + price)
+        self._record.gained(gain, is_too_dear=self._is_too_dear)
