@@ -115,6 +115,7 @@ class Draft:
             self._cache = self._draft_model.stage.new_cache()
             self._fed.clear()
             self._draft_model.closed()
+            self._pace.close()
 
     @property
     def worth(self) -> float:
@@ -159,7 +160,8 @@ class Draft:
             )
             self.close()
             return []
-        return self._pace.drafted(time.perf_counter() - started - caught_up)
+        seconds = time.perf_counter() - started - caught_up
+        return self._pace.drafted(seconds, caught_up=caught_up)
 
     def _feed(self, token_ids: Sequence[int]) -> torch.Tensor:
         """Logits [V] after these tokens, of those that may be written."""

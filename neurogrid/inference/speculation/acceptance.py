@@ -121,12 +121,15 @@ class PassCosts:
         self.row = min(max(row, 0.0), 1.0)
         self.several = max(more - self.row * n, 0.0)
 
-    def drafted(self, num_tokens: int, seconds: float) -> float | None:
-        """A draft model took so long for so many tokens, one or more; returns the price of one of these, as `draft`."""
+    def drafted(self, num_tokens: int, seconds: float) -> None:
+        """A draft model took so long for so many tokens, one or more."""
         each = seconds / num_tokens
         before = self._draft
         self._draft = each if before is None else before + _SMOOTHING * (each - before)
-        return None if self._one is None else each / self._one
+
+    def price(self, seconds: float) -> float:
+        """Price of so much time: passes of one token that take as long; none before one was measured."""
+        return 0.0 if self._one is None else seconds / self._one
 
 
 def length_that_pays(rates: Sequence[float], costs: PassCosts, *, least_gain: float) -> int:

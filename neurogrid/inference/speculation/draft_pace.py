@@ -25,19 +25,21 @@ _SMOOTHING: Final = 1 / 8
 # Drafts that do not pay are left alone for so many tokens, then for twice as many.
 _MIN_REST: Final = 8
 _MAX_REST: Final = 256
-# Where two in a row were too dear for any text, as those of a model as large as the other: one may have been a hiccup.
-_LONG_REST: Final = 4096
+# And after a generation for which they cost more than they saved, its prompt counted, which the draft model reads, too.
+_MIN_LONG_REST: Final = 256
+_MAX_LONG_REST: Final = 4096
 
 
 class DraftRecord:
     """Record of what came of the drafts of one draft model, in all generations.
 
-    The first draft of a generation reads its prompt, too: a model that does not pay is not tried anew in each.
+    The first draft of a generation reads its prompt: a model that does not pay is not tried anew in each.
 
     Attributes:
         worth: tokens for the price of a pass of one, as they came of late.
         rest: tokens until the next draft.
         pause: tokens to rest for where drafts do not pay.
+        long_pause: tokens to rest for after a generation that they cost more than they saved.
     """
 
     def __init__(self) -> None:
@@ -45,7 +47,7 @@ class DraftRecord:
         self._seen = [_WEIGHT] * len(_BEFORE)
         self.worth = 1.2
         self.rest, self.pause = 0, _MIN_REST
-        self._was_too_dear = False
+        self.long_pause = _MIN_LONG_REST
 
     def rate(self, probability: float) -> float:
         """Chance that a token comes to which the draft model gave this probability."""
@@ -58,22 +60,22 @@ class DraftRecord:
         self._hits[at] = self._hits[at] * _KEPT + is_right
         self._seen[at] = self._seen[at] * _KEPT + 1.0
 
-    def gained(self, gain: float, *, is_too_dear: bool) -> None:
-        """A draft brought so many tokens for the price of a pass of one.
-
-        Args:
-            is_too_dear: it would not have paid either if every token of it had come.
-        """
-        if is_too_dear and self._was_too_dear:
-            self.rest, self.worth = _LONG_REST, 1.0
-            return
-        self._was_too_dear = is_too_dear
+    def gained(self, gain: float) -> None:
+        """A draft brought so many tokens for the price of a pass of one."""
         self.worth += _SMOOTHING * (gain - self.worth)
         if self.worth >= 1.0:
             self.pause = _MIN_REST
             return
         self.rest, self.pause = self.pause, min(2 * self.pause, _MAX_REST)
         self.worth = 1.0  # one more try after that
+
+    def saved(self, passes: float) -> None:
+        """A generation is over for which drafts saved passes of one token, or cost so many: below 0."""
+        if passes >= 0.0:
+            self.long_pause = _MIN_LONG_REST
+            return
+        self.rest = max(self.rest, self.long_pause)
+        self.long_pause = min(4 * self.long_pause, _MAX_LONG_REST)
 
 
 class DraftPace:
@@ -90,7 +92,7 @@ class DraftPace:
             tuple[int, float]
         ] = []  # of which it is not known yet whether they come
         self._num_drafted = self._num_right = 0
-        self._is_too_dear = False  # each of its tokens takes what a pass takes, or more
+        self._saved = 0.0  # passes, by all drafts: what they took is taken off
         # Of the draft that is being written: its bound, the most that it gives for its price, and with how many tokens.
         self._most = self._length = 0
         self._chance = self._tokens = self._best = 1.0
@@ -115,8 +117,7 @@ class DraftPace:
         Args:
             least_gain: what has to come of it, as tokens for the price of a pass of one; 1 or more.
         """
-        if self._drafted and self._num_drafted:
-            self._judge()
+        self._judge()
         self._begin(most, least_gain)
         record = self._record
         return most > 0 and record.rest == 0 and record.worth >= least_gain - 0.1
@@ -133,11 +134,14 @@ class DraftPace:
         # The next one is right with this chance at best.
         return number < self._most and self._chance > self.price * max(gain, 1.0)
 
-    def drafted(self, seconds: float) -> list[int]:
-        """The draft is done, one token or more, and took so long; gives those to propose, if any pay."""
-        own = self._costs.drafted(len(self._drafted), seconds)
-        # By its own time and by the mean, which is that of a slow one for long.
-        self._is_too_dear = own is not None and min(self.price, self._costs.row + own) >= 1.0
+    def drafted(self, seconds: float, *, caught_up: float = 0.0) -> list[int]:
+        """The draft is done, one token or more, and took so long; gives those to propose, if any pay.
+
+        Args:
+            caught_up: seconds that it took before, to read what it had not written: of the first one, a prompt.
+        """
+        self._costs.drafted(len(self._drafted), seconds)
+        self._saved -= self._costs.price(seconds + caught_up)
         self._num_drafted = len(self._drafted)
         return [token_id for token_id, _ in self._drafted[: self._length]]
 
@@ -155,6 +159,12 @@ class DraftPace:
         if not self._drafted:
             self._judge()
 
+    def close(self) -> None:
+        """The generation is over."""
+        self._judge()
+        if self._saved:
+            self._record.saved(self._saved)
+
     def _begin(self, most: int, least_gain: float) -> None:
         self._drafted.clear()
         self._most = most if self._costs.draft is not None else min(most, _FIRST_DRAFT)
@@ -163,7 +173,12 @@ class DraftPace:
         self._num_drafted = self._num_right = 0
 
     def _judge(self) -> None:
-        """All that came of a draft is known."""
-        price = self._costs.several + self.price * self._num_drafted
-        gain = (1 + self._num_right) / (1 + price)
-        self._record.gained(gain, is_too_dear=self._is_too_dear)
+        """Nothing more will come of the last draft."""
+        if not self._num_drafted:
+            return
+        costs, length = self._costs, self._length
+        price = costs.several + self.price * self._num_drafted
+        self._record.gained((1 + self._num_right) / (1 + price))
+        if length:
+            self._saved += min(self._num_right, length) - costs.several - costs.row * length
+        self._num_drafted = 0
