@@ -173,6 +173,9 @@ class Member:
         """What it tells of a step that it has computed."""
         return {"squared_norm": 1.0, "loss": 2.0 if self.is_last else None}
 
+    async def load(self) -> None:
+        """What it does and tells before it is ready for an order."""
+
     async def compute(self, step: Step) -> None:
         """What it does and tells before it has computed a step."""
         await self.report("working", step.step)
@@ -224,6 +227,7 @@ class Member:
         assert sender_of(message) == self._leader
         self.orders.append(StageOrder.decode(message.data))
         self.holds = self.order.step
+        await self.load()
         if lost := self.lost():
             await self.report(
                 "failed", self.order.step, reason="a stage cannot be reached", lost=lost

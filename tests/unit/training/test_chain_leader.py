@@ -372,6 +372,37 @@ async def test_two_that_could_not_reach_each_other_are_neighbours_where_there_is
         assert not [text for text in chain.progress.said if "cannot reach" in text]
 
 
+async def test_a_member_that_has_not_told_of_an_arrangement_that_broke_has_its_state_still(
+    tmp_path: Path,
+) -> None:
+    """As where one that was killed is taken for one that is here: its neighbours fail before all have told."""
+    others: list[Member] = []
+
+    def begin(member: Member) -> None:
+        async def load() -> None:
+            if len(member.orders) == 2 and member.index == 0:
+                await trio.sleep(2)
+
+        async def compute(step: Step) -> None:
+            await member.report("working", step.step)
+            if step.step == 5 and member.index == 0 and len(member.orders) == 1:
+                await member.report("failed", step.step, reason="it has lost somebody")
+                await trio.sleep_forever()
+
+        def lost() -> str:
+            is_second = len(member.orders) == 2 and member.index == 1
+            return next(each.peer_id for each in others if each is not member) if is_second else ""
+
+        others.append(member)
+        member.load, member.compute, member.lost = load, compute, lost  # type: ignore[method-assign]
+
+    async with open_chain(tmp_path, begin=begin) as chain:
+        await chain.leader.run()
+        assert chain.state.step == 8
+        assert len(chain.members[0].orders) == 3
+        assert not [text for text in chain.progress.said if "computed again" in text]
+
+
 async def test_whose_neighbour_has_gone_has_not_failed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

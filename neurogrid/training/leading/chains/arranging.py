@@ -187,11 +187,13 @@ class Arranger:
             return None
         step = last.state_step
 
+        def holds(peer: str) -> bool:
+            return self._members.holds(peer, last.number, step, is_holder=peer in last.holders)
+
         def holders() -> Stages:
             usable = {p for p in self._members.usable() if not self._members.get(p).is_slow}
             return tuple(
-                tuple(p for p in stage if p in usable and self._members.holds(p, last.number, step))
-                for stage in last.stages
+                tuple(p for p in stage if p in usable and holds(p)) for stage in last.stages
             )
 
         def is_settled() -> bool:

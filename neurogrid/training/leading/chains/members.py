@@ -213,10 +213,17 @@ class ChainMembers:
         told = self._told(peer_id, chain)
         return told is not None and told.state != "loading"
 
-    def holds(self, peer_id: str, chain: int, step: int) -> bool:
-        """Whether it can go on from the state after `step`."""
-        told = self._told(peer_id, chain)
-        return told is not None and told.holds and told.step == step
+    def holds(self, peer_id: str, chain: int, step: int, *, is_holder: bool = False) -> bool:
+        """Whether it can go on from the state after `step`.
+
+        Args:
+            is_holder: it was asked to keep that state in this arrangement: until it tells of this one, it holds what it
+                told of the one before.
+        """
+        told = self.get(peer_id).stage
+        if told is None or (told.chain != chain and not (is_holder and told.chain < chain)):
+            return False
+        return told.holds and told.step == step
 
     def is_out(self, peer_id: str, chain: int) -> bool:
         """Whether it is not here any more, or has failed."""
