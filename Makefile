@@ -46,8 +46,8 @@ check: .venv/.dev-ready
 
 test: test-unit test-e2e
 
-# Processes that share the tests, file by file.
-WORKERS ?= 2
+# Processes that share the tests, file by file: one more than cores, since a third of the time tests wait.
+WORKERS ?= 3
 PYTEST := $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile
 
 # Without sockets: also what the network in memory shows of the suite that all networks pass. What pytest loads for

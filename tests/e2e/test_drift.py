@@ -28,9 +28,13 @@ PROMPT = "A function definition"
 RUNS, STOPS = 0.02, 0.08
 # A worker that has room for two layers of eight is of more use than one that is eight times slower.
 ROOM_FOR_TWO = "6MiB"
+# A worker that is not throttled any more is quick again within this factor: here other tests have the same cores.
+USUAL = 2.5
 # Tokens of the session that runs, after the new plan is in place.
 NUM_MORE = 8
 MAX_LENGTH = 1024
+# Tokens that transformers writes, which takes it 8 ms for each.
+NUM_REFERENCE = 200
 
 
 class Told(Progress):
@@ -91,6 +95,7 @@ def test_a_worker_that_is_throttled_gets_fewer_layers_and_gets_them_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("neurogrid.fleet.speeds.speed_watch.DRIFT_INTERVAL", 1.0)
+    monkeypatch.setattr("neurogrid.fleet.speeds.drift.MAX_USUAL", USUAL)
 
     async def main() -> tuple[list[int], list[list[int]]]:
         told = Told()
@@ -105,7 +110,7 @@ def test_a_worker_that_is_throttled_gets_fewer_layers_and_gets_them_back(
                     nursery.cancel_scope.cancel()
             ((peer_id, slowness), *_) = told.drifts
             assert peer_id == slow.peer_id
-            assert slowness > 2
+            assert slowness > USUAL
             assert 0 < num_layers(coordinator, slow.peer_id) < before
             # None was opened anew: each on two workers.
             assert num_opened(coordinator) == 2 * len(sessions)
@@ -126,8 +131,10 @@ def test_a_worker_that_is_throttled_gets_fewer_layers_and_gets_them_back(
         prompt, sessions = trio.run(main)
     whole = AutoModelForCausalLM.from_pretrained(embedded_model_path(), dtype=torch.float32)
     whole.generation_config.eos_token_id = None
-    expected = reference_tokens(whole, prompt, max(map(len, sessions)))
-    assert all(tokens == expected[: len(tokens)] for tokens in sessions)
+    longest = max(sessions, key=len)
+    assert all(tokens == longest[: len(tokens)] for tokens in sessions)
+    expected = reference_tokens(whole, prompt, min(len(longest), NUM_REFERENCE))
+    assert longest[: len(expected)] == expected
 
 
 def test_a_worker_that_was_left_out_for_its_slowness_is_looked_at_again_and_used_when_it_is_quick(
