@@ -105,9 +105,15 @@ def draw(data: Tensor, num: int, generator: torch.Generator) -> Tensor:
 
 
 class Member:
-    """A model, its AdamW, and the data that it draws."""
+    """A model, its AdamW, and the data that it draws.
+
+    Attributes:
+        weight: of its contributions.
+        pace: it makes a step where others make so many.
+    """
 
     def __init__(self, model: LlamaForCausalLM, seed: int, data: Tensor, total: int) -> None:
+        self.weight, self.pace = 1.0, 1
         self.model = model
         self.parameters = dict(model.named_parameters())
         self.layout = Layout.of(self.parameters)
@@ -127,11 +133,22 @@ class Member:
     def draw(self) -> Tensor:
         return draw(self._data, BATCH, self._generator)
 
-    def step(self, number: int, batch: Tensor) -> None:
-        """One step of AdamW, the `number`-th of the whole run."""
+    def step(
+        self, number: int, batch: Tensor, exchange: Callable[[Tensor], Tensor] | None = None
+    ) -> None:
+        """One step of AdamW, the `number`-th of the whole run.
+
+        Args:
+            exchange: gives the mean of all members' gradients, of these alone; None where they are those of all.
+        """
         self.optimizer.zero_grad()
         self.model(input_ids=batch, labels=batch).loss.backward()
         gradients = [p.grad for p in self.parameters.values() if p.grad is not None]
+        if exchange is not None:
+            mean = exchange(torch.cat([gradient.flatten() for gradient in gradients]))
+            parts = mean.split([gradient.numel() for gradient in gradients])
+            for gradient, part in zip(gradients, parts, strict=True):
+                gradient.copy_(part.view_as(gradient))
         factor = clipping_factor([square_of_norm(gradients)], MAX_NORM)
         for gradient in gradients:
             gradient.mul_(factor)
@@ -187,8 +204,11 @@ class Pilot:
         for number in range(self.num_warm):
             self._start.step(number, torch.cat([member.draw() for member in drawing]))
 
-    def members(self, num: int) -> list[Member]:
-        return [self._start.copy(1000 * self.seed + k) for k in range(num)]
+    def members(self, num: int, way: Way) -> list[Member]:
+        members = [self._start.copy(1000 * self.seed + k) for k in range(num)]
+        if way.is_uneven:
+            members[-1].weight, members[-1].pace = 0.5, 2
+        return members
 
     @torch.no_grad()
     def loss(self, theta: Tensor) -> float:
@@ -201,14 +221,14 @@ class Pilot:
     def run(self, name: str) -> Result:
         way = WAYS[name]
         if way.every is None:
-            return self._data_parallel(1 if name == "single_b4" else self.num_members)
-        members = self.members(self.num_members)
-        rounds = Rounds(way, members[0], self.num_members, self.seed)
+            return self._data_parallel(way, 1 if name == "single_b4" else self.num_members)
+        members = self.members(self.num_members, way)
+        rounds = Rounds(way, [member.weight for member in members], self.seed)
         theta = train(way, members, rounds.mean, self.num_warm, self.num_steps)
         return Result(self.loss(theta), rounds.num_bytes)
 
-    def _data_parallel(self, num: int) -> Result:
-        first, *others = self.members(num)
+    def _data_parallel(self, way: Way, num: int) -> Result:
+        first, *others = self.members(num, way)
         for number in range(self.num_steps):
             batch = torch.cat([first.draw(), *(member.draw() for member in others)])
             first.step(self.num_warm + number, batch)
@@ -216,34 +236,48 @@ class Pilot:
         return Result(self.loss(theta), 4 * theta.numel() * self.num_steps * (num > 1))
 
 
+class Losses:
+    """Contributions that are lost, drawn alike by whoever has the seed."""
+
+    def __init__(self, way: Way, num_members: int, seed: int) -> None:
+        self._drop, self._num_members = way.drop, num_members
+        self._drawn = torch.Generator().manual_seed(seed)
+
+    def of_next_round(self) -> list[bool]:
+        """Whether each member's is lost; never all of them."""
+        lost: list[bool] = []
+        for number in range(self._num_members):
+            is_only_one = number == self._num_members - 1 and all(lost)
+            lost.append(bool(self._drop) and not is_only_one and self._is_lost())
+        return lost
+
+    def _is_lost(self) -> bool:
+        return torch.rand(1, generator=self._drawn).item() < self._drop
+
+
 class Rounds:
     """Averages in one process, of what the codec of a way leaves of each vector."""
 
-    def __init__(self, way: Way, member: Member, num_members: int, seed: int) -> None:
+    def __init__(self, way: Way, weights: Sequence[float], seed: int) -> None:
         self._way = way
         self._codec = parse_codec(way.codec)
         self._feedback: dict[tuple[int, int], ErrorFeedback] = {}
-        self._drawn = torch.Generator().manual_seed(seed)
-        self._weights = [1.0] * num_members
-        if way.is_uneven:
-            self._weights[-1] = 0.5
+        self._losses = Losses(way, len(weights), seed)
+        self._weights = weights
         self.num_bytes = 0
 
     def mean(self, fragment: int, vectors: Sequence[Tensor]) -> Tensor:
         """The mean of the members' vectors, float32 [n], weighted, without those that are lost."""
         total, weight = torch.zeros_like(vectors[0]), 0.0
+        lost = self._losses.of_next_round()
         for number, vector in enumerate(vectors):
             arrived = self._sent(fragment, number, vector)
-            is_only_one = number == len(vectors) - 1 and not weight
-            if self._way.drop and not is_only_one and self._is_lost():
+            if lost[number]:
                 continue
             total.add_(arrived, alpha=self._weights[number])
             weight += self._weights[number]
         self.num_bytes += self._codec.num_bytes(len(total))
         return total.div_(weight)
-
-    def _is_lost(self) -> bool:
-        return torch.rand(1, generator=self._drawn).item() < self._way.drop
 
     def _sent(self, fragment: int, number: int, vector: Tensor) -> Tensor:
         if not self._way.feedback:
@@ -263,12 +297,16 @@ def train(
     mean: Callable[[int, Sequence[Tensor]], Tensor],
     first_step: int,
     num_steps: int,
+    mean_of_weights: Callable[[Sequence[Tensor]], Tensor] = lambda all_of_it: torch.stack(
+        list(all_of_it)
+    ).mean(0),
 ) -> Tensor:
     """Trains the members of this process, and returns the mean of their weights, or those that all agreed on.
 
     Args:
         mean: gives the mean of a fragment over all members, for the differences of the members here.
         first_step: steps that were taken before, for the learning rate.
+        mean_of_weights: gives that of all members, for the weights of those here.
     """
     assert way.every is not None
     last_step = num_steps if way.num_fragments > 1 else None
@@ -283,7 +321,7 @@ def train(
     ]
     for step in range(1, num_steps + 1):
         for member in members:
-            if not (way.is_uneven and member is members[-1] and step % 2 == 0):
+            if member.pace == 1 or step % member.pace == 1:
                 member.step(first_step + step - 1, member.draw())
         if not schedule.due(step) and not schedule.apply(step):
             continue
@@ -299,7 +337,7 @@ def train(
             member.put(theta)
     if way.num_fragments == 1 and not way.overlap and num_steps % way.every == 0:
         return outers[0].outer.theta0
-    return torch.stack([member.theta for member in members]).mean(0)
+    return mean_of_weights([member.theta for member in members])
 
 
 def main() -> None:

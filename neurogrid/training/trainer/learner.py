@@ -305,7 +305,8 @@ class Learner:
                 continue
             a_sample = max((needed - needs) / (trial - fits), 1.0)
             fits, needs = trial, needed
-            # What one sample took says little of many: not too far at once. The first took what a process takes once, too.
+            # What one sample took says little of many: not too far at once. The first took what a process takes once,
+            # too: a second one is tried in any case.
             more = max(min(int((usable - needs) / a_sample), 3 * fits), int(fits == 1))
             # The last few are not worth a trial each.
             trial = min(fits + more, batch.num_samples) if 8 * more > fits else fits

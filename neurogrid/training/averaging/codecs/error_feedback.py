@@ -47,6 +47,16 @@ class ErrorFeedback:
         Raises:
             NotFiniteError: as `Codec.encode`; nothing is pending of these values then.
         """
+        return self._encode(values, start)[1]
+
+    def due(self, values: torch.Tensor, start: int = 0) -> torch.Tensor:
+        """The same before it is encoded, float32 [m]: for a group, which encodes what it is given by its own codec.
+
+        Args and errors: as of `encode`.
+        """
+        return self._encode(values, start)[0]
+
+    def _encode(self, values: torch.Tensor, start: int) -> tuple[torch.Tensor, memoryview]:
         due = values + self._state[start : start + len(values)]
         data = self.codec.encode(due)
         lost = due - self.codec.decode(data, len(due))
@@ -56,7 +66,7 @@ class ErrorFeedback:
             if at + len(each) <= start or start + len(due) <= at
         ]
         self._pending.append((start, lost))
-        return data
+        return due, data
 
     def commit(self) -> None:
         """Keep what was lost since the last commit: the round was applied."""
