@@ -24,6 +24,7 @@ from neurogrid.errors import (
 )
 from neurogrid.p2p.hosts.identity import Identity
 from neurogrid.p2p.memory import Link, MemoryHost, MemoryNetwork, open_memory_network
+from neurogrid.training.averaging.codecs import ErrorFeedback, parse_codec
 from neurogrid.training.averaging.groups import (
     Group,
     GroupError,
@@ -153,6 +154,24 @@ async def test_what_is_applied_is_the_decoded_form_for_all(codec: str) -> None:
         for outcome in outcomes:
             assert torch.equal(outcome.values, outcomes[0].values)
             assert torch.equal(outcome.values, outcome.values.half().float())
+
+
+@pytest.mark.parametrize("codec", ["int4", "topk:64"])
+async def test_what_a_form_loses_is_in_the_next_rounds_with_error_feedback(codec: str) -> None:
+    """What members are told in all, and what they have not sent yet, is what they had to say."""
+    given, rounds = vectors(3), 20
+    async with a_group(3, codec=codec) as peers:
+        kept = [ErrorFeedback(parse_codec(codec), torch.zeros(SIZE)) for _ in given]
+        told = torch.zeros(SIZE)
+        for _ in range(rounds):
+            due = [each.due(vector) for each, vector in zip(kept, given, strict=True)]
+            outcomes = await peers.average(due)
+            assert all(outcome.has_contributed for outcome in outcomes)
+            told += outcomes[0].values
+            for each in kept:
+                each.commit()
+    left = sum(each.state for each in kept) / 3
+    torch.testing.assert_close(told + left, rounds * sum(given) / 3, rtol=1e-4, atol=1e-4)
 
 
 async def test_a_result_that_all_have_computed_is_not_held_when_the_next_is_decided() -> None:
