@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from neurogrid.errors import ConfigurationError, PeerRefusedError
+from neurogrid.training.averaging.codecs import parse_codec
 from neurogrid.training.averaging.groups import GroupError
 from neurogrid.training.loops import Run, join_run, open_run
 from neurogrid.training.wire import GroupSettings
@@ -66,12 +67,17 @@ class Members:
         self.invitation: Future[str] = Future()
 
     def found(
-        self, number: int, work: Callable[[Run, nn.Module], Tensor], **rules: object
+        self,
+        number: int,
+        work: Callable[[Run, nn.Module], Tensor],
+        *,
+        codec: str = "f32",
+        **rules: object,
     ) -> Future[Tensor]:
         def run_it() -> Tensor:
             net = model()
             optimizer = torch.optim.SGD(net.parameters(), lr=LR)
-            settings = GroupSettings(min_members=number, grace=2.0)
+            settings = GroupSettings(min_members=number, grace=2.0, codec=codec)
             with open_run(
                 net,
                 optimizer,
@@ -98,9 +104,18 @@ class Members:
         return self._pool.submit(run_it)
 
 
-def simulate(members: int, num_steps: int, every: int, lr: float, momentum: float) -> Tensor:
+def simulate(
+    members: int,
+    num_steps: int,
+    every: int,
+    lr: float,
+    momentum: float,
+    codec: str,
+    feedback: float,
+) -> Tensor:
     """The same in one process: DiLoCo, with torch's own SGD as the outer step."""
-    theta0 = flat(model())
+    theta0, form = flat(model()), parse_codec(codec)
+    errors = [torch.zeros_like(theta0) for _ in range(members)]
     outer = torch.optim.SGD([theta0], lr=lr, momentum=momentum, nesterov=momentum > 0)
     nets = [model() for _ in range(members)]
     optimizers = [torch.optim.SGD(net.parameters(), lr=LR) for net in nets]
@@ -112,16 +127,25 @@ def simulate(members: int, num_steps: int, every: int, lr: float, momentum: floa
                 loss_of(net, number, step).backward()
                 optimizer.step()
                 optimizer.zero_grad()
-            differences.append(flat(net) - theta0)
+            due = flat(net) - theta0 + errors[number]
+            differences.append(form.decode(form.encode(due), len(due)))
+            errors[number] = feedback * (due - differences[-1])
         theta0.grad = -sum(differences) / members  # type: ignore[assignment]
         outer.step()
     return theta0
 
 
 @pytest.mark.parametrize(
-    ("every", "lr", "momentum"), [(1, 1.0, 0.0), (4, 0.7, 0.9)], ids=["data parallel", "diloco"]
+    ("every", "lr", "momentum", "codec", "feedback"),
+    [
+        pytest.param(1, 1.0, 0.0, "f32", 0.0, id="data parallel"),
+        pytest.param(4, 0.7, 0.9, "f32", 0.0, id="diloco"),
+        pytest.param(2, 1.0, 0.0, "topk:16", 0.95, id="sparseloco"),
+    ],
 )
-def test_it_is_what_one_process_computes(every: int, lr: float, momentum: float) -> None:
+def test_it_is_what_one_process_computes(
+    every: int, lr: float, momentum: float, codec: str, feedback: float
+) -> None:
     num_steps = 12
     with ThreadPoolExecutor(3) as pool:
         members = Members(pool)
@@ -129,12 +153,20 @@ def test_it_is_what_one_process_computes(every: int, lr: float, momentum: float)
         def work(number: int) -> Callable[[Run, nn.Module], Tensor]:
             return lambda run, net: train(run, net, number, range(num_steps))
 
-        first = members.found(3, work(0), every=every, outer_lr=lr, outer_momentum=momentum)
+        first = members.found(
+            3,
+            work(0),
+            codec=codec,
+            every=every,
+            outer_lr=lr,
+            outer_momentum=momentum,
+            feedback=feedback,
+        )
         others = [members.join(work(number)) for number in (1, 2)]
         weights = results([first, *others])
     for other in weights[1:]:
         assert torch.equal(weights[0], other)
-    expected = simulate(3, num_steps, every, lr, momentum)
+    expected = simulate(3, num_steps, every, lr, momentum, codec, feedback)
     torch.testing.assert_close(weights[0], expected, rtol=1e-5, atol=1e-6)
     assert not torch.allclose(weights[0], flat(model()), atol=1e-3)
 

@@ -116,6 +116,7 @@ def open_run(
     every: int = 20,
     outer_lr: float = 0.7,
     outer_momentum: float = 0.9,
+    feedback: float = 0.0,
     settings: GroupSettings | None = None,
     listen: Sequence[str] = LISTEN,
     timeout: float = 600.0,
@@ -127,6 +128,8 @@ def open_run(
         optimizer: of this member; its state stays here. None where the caller steps one itself.
         every: steps between two syncs.
         outer_lr, outer_momentum: of the outer step; 1 and 0 average weights.
+        feedback: share of what the codec lost of a contribution that is added to the next one: 1, or 0.95 as in
+            SparseLoCo; 0 for nothing. It takes the memory of the parameters once more, and twice in a sync.
         settings: of the group: codec, aggregator, quorum, grace; the first round waits for `min_members`, two.
         listen: multiaddrs to listen on. On loopback alone no ticket is needed.
         timeout: seconds for each sync.
@@ -134,7 +137,7 @@ def open_run(
     Raises:
         ConfigurationError: a setting is out of its range, or the model has nothing to train.
     """
-    rules = Rules(every, outer_lr, outer_momentum)
+    rules = Rules(every, outer_lr, outer_momentum, feedback)
     opener = partial(
         open_member, model, rules=rules, settings=settings, listen=listen, timeout=timeout
     )

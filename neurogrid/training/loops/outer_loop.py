@@ -17,6 +17,8 @@ import torch
 from torch import Tensor
 
 from neurogrid.errors import ConfigurationError, NotFiniteError
+from neurogrid.training.averaging.codecs import ErrorFeedback, parse_codec
+from neurogrid.training.averaging.codecs.error_feedback import Pending
 from neurogrid.training.averaging.groups import Outcome, State
 from neurogrid.training.averaging.parts import Layout
 from neurogrid.training.optimizers import OuterOptimizer
@@ -37,6 +39,7 @@ class Rules:
         every: steps between two syncs, of each member.
         outer_lr, outer_momentum: of the outer step, SGD with Nesterov momentum: 0.7 and 0.9 as published for DiLoCo;
             1 and 0 average weights.
+        feedback: share of what the codec lost of a contribution that is added to the next one, 0 to 1.
 
     Raises:
         ConfigurationError: a value is out of its range.
@@ -45,6 +48,7 @@ class Rules:
     every: int = 20
     outer_lr: float = 0.7
     outer_momentum: float = 0.9
+    feedback: float = 0.0
 
     def __post_init__(self) -> None:
         fits = (
@@ -52,11 +56,12 @@ class Rules:
             and 1 <= self.every <= _MAX_EVERY
             and 0 < self.outer_lr <= 100
             and 0 <= self.outer_momentum < 1
+            and 0 <= self.feedback <= 1
         )
         if not fits:
             raise ConfigurationError(
-                f"a run syncs every 1 to {_MAX_EVERY} steps, with an outer lr above 0 and a momentum from 0 to "
-                f"less than 1, not {self}"
+                f"a run syncs every 1 to {_MAX_EVERY} steps, with an outer lr above 0, a momentum from 0 to "
+                f"less than 1, and a feedback from 0 to 1, not {self}"
             )
 
     def text(self) -> str:
@@ -74,7 +79,8 @@ class Rules:
             told = json.loads(text)
             if told.pop("kind") != "local updates":
                 raise ValueError
-            return cls(int(told["every"]), float(told["outer_lr"]), float(told["outer_momentum"]))
+            lr, momentum = float(told["outer_lr"]), float(told["outer_momentum"])
+            return cls(int(told["every"]), lr, momentum, float(told.get("feedback", 0.0)))
         except (ValueError, KeyError, TypeError, AttributeError) as exc:
             raise ConfigurationError(
                 f"the group there averages for something else than a run: {text[:100]!r}"
@@ -87,6 +93,7 @@ class OuterLoop:
     Args:
         parameters: floats on any device, by name: those that are trained.
         rules: of the run.
+        codec: the form in which members send; it matters where there is feedback.
 
     Attributes:
         layout: of the parameters as one vector.
@@ -96,7 +103,7 @@ class OuterLoop:
         num_samples: samples of all members' contributions that are in the weights.
     """
 
-    def __init__(self, parameters: Mapping[str, Tensor], rules: Rules) -> None:
+    def __init__(self, parameters: Mapping[str, Tensor], rules: Rules, codec: str = "f32") -> None:
         if not parameters:
             raise ConfigurationError("the model has no parameters that are trained")
         self.layout = Layout.of(parameters)
@@ -112,7 +119,11 @@ class OuterLoop:
         self._restored = self._outer.theta0  # what was written to the parameters last
         self._samples = 0.0
         # Contributions that may be decided on all the same, by call.
-        self._given_up: dict[int, tuple[Tensor, float]] = {}
+        self._given_up: dict[int, tuple[Tensor, float, Pending]] = {}
+        self._feedback: ErrorFeedback | None = None
+        if rules.feedback:
+            state = torch.zeros(self.layout.num_elements)
+            self._feedback = ErrorFeedback(parse_codec(codec), state, decay=rules.feedback)
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -172,11 +183,20 @@ class OuterLoop:
             ) from exc
         return difference, self._samples
 
+    def due(self, difference: Tensor) -> Tensor:
+        """Return what a group is given of a contribution: with what was lost of those before, where that is kept.
+
+        Raises:
+            NotFiniteError: the codec has no finite number for it.
+        """
+        return difference if self._feedback is None else self._feedback.due(difference)
+
     def apply(self, outcome: Outcome) -> None:
         """Take over what a round has come to.
 
         Where this member's contribution is not in it, what it has learned stays on top, and counts in the next.
         """
+        self._keep_lost(outcome)
         late = self._not_in(outcome)
         self._outer.step(outcome.values)
         self.round = outcome.round
@@ -190,9 +210,22 @@ class OuterLoop:
             call: tells it from others, as `Outcome.call` does.
         """
         vector, samples = contribution
-        self._given_up[call] = vector.clone(), samples
+        lost = [] if self._feedback is None else self._feedback.set_aside()
+        self._given_up[call] = vector.clone(), samples, lost
         while len(self._given_up) > _MAX_GIVEN_UP:
             del self._given_up[next(iter(self._given_up))]
+
+    def _keep_lost(self, outcome: Outcome) -> None:
+        """Keep what the codec has lost of the contribution that is in an outcome."""
+        if self._feedback is None:
+            return
+        given_up = self._given_up.get(outcome.call)
+        if not outcome.has_contributed:
+            self._feedback.roll_back()
+        elif outcome.is_of_withdrawn and given_up is not None:
+            self._feedback.commit(given_up[2])
+        else:
+            self._feedback.commit()
 
     def _not_in(self, outcome: Outcome) -> Tensor | None:
         """The part of the difference that the outcome lacks; None for nothing. Its samples stay counted, too."""
@@ -203,7 +236,7 @@ class OuterLoop:
         if not outcome.is_of_withdrawn or given_up is None:
             self._samples = 0.0
             return None
-        vector, samples = given_up
+        vector, samples, _ = given_up
         self._samples -= samples
         return self.contribution()[0] - vector
 

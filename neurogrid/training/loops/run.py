@@ -67,8 +67,9 @@ class RunMember:
         """
         self.loop.check(trained_parameters(self._model))
         vector, samples = await trio.to_thread.run_sync(self.loop.contribution)
+        due = await trio.to_thread.run_sync(self.loop.due, vector)
         try:
-            outcome = await self.group.average(vector, weight=samples, timeout=self._timeout)
+            outcome = await self.group.average(due, weight=samples, timeout=self._timeout)
         except (RoundTimeout, trio.Cancelled):
             if self.group.may_have_contributed:
                 self.loop.give_up((vector, samples), call=self.group.num_calls)
@@ -116,7 +117,7 @@ async def open_member(
         raise ConfigurationError("the rules of a run are its founder's: join it without")
     rules = rules or Rules()
     settings = replace(settings or GroupSettings(), purpose=rules.text())
-    loop = OuterLoop(parameters, rules)
+    loop = OuterLoop(parameters, rules, settings.codec)
     async with (
         open_meeting(where, listen=listen) as meeting,
         open_group(
@@ -128,7 +129,8 @@ async def open_member(
         ) as group,
     ):
         if meeting.join:
-            loop = OuterLoop(parameters, Rules.parse(group.settings.purpose))
+            told = group.settings
+            loop = OuterLoop(parameters, Rules.parse(told.purpose), told.codec)
             state = await group.fetch_state(loop.sizes, timeout=timeout)
             if state is not None:
                 await trio.to_thread.run_sync(partial(loop.load, state))

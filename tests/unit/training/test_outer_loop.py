@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
 from neurogrid.errors import ConfigurationError, NotFiniteError
+from neurogrid.training.averaging.codecs import parse_codec
 from neurogrid.training.averaging.groups import Outcome
 from neurogrid.training.loops.outer_loop import OuterLoop, Rules
 
@@ -59,6 +61,55 @@ def test_of_two_that_were_given_up_the_one_that_was_decided_on_counts(
     vector, kept = loop.contribution()
     assert torch.equal(vector, torch.full((3,), left))
     assert kept == samples
+
+
+@pytest.mark.parametrize("codec", ["int4", "topk:64"])
+@pytest.mark.parametrize("feedback", [1.0, 0.0])
+def test_what_a_codec_loses_is_sent_in_the_next_sync(codec: str, feedback: float) -> None:
+    """Of weights that are never applied, so that each sync has the same to send: in all it is what was learned."""
+    form, weights, told = parse_codec(codec), torch.zeros(1000), torch.zeros(1000)
+    learned = torch.linspace(-1, 1, 1000) ** 3
+    rules = Rules(every=1, outer_lr=1.0, outer_momentum=0.0, feedback=feedback)
+    loop = OuterLoop({"w": weights}, rules, codec)
+    for _ in range(50):
+        with torch.no_grad():
+            weights.copy_(learned)
+        difference = loop.contribution()[0].clone()
+        due = loop.due(difference)
+        told += form.decode(form.encode(due), len(due))
+        loop.apply(outcome(torch.zeros(1000), has_contributed=True))
+    off = float((told / 50 - difference).abs().max())
+    assert off < 0.1 if feedback else off > 0.01
+
+
+@pytest.mark.parametrize(
+    ("told", "kept"),
+    [
+        pytest.param({"has_contributed": True}, 1, id="its vector"),
+        pytest.param(
+            {"has_contributed": True, "is_of_withdrawn": True, "call": 3}, 0, id="given up"
+        ),
+        pytest.param({"has_contributed": False}, None, id="none of it"),
+    ],
+)
+def test_what_was_lost_is_that_of_the_contribution_that_was_decided_on(
+    told: dict[str, Any], kept: int | None
+) -> None:
+    form, weights = parse_codec("int4"), torch.zeros(256)
+    loop = OuterLoop({"w": weights}, Rules(every=1, feedback=1.0), "int4")
+    given: list[Tensor] = []
+    for number in (1, 2):
+        weights.copy_(torch.linspace(-number, 0.3, 256))
+        vector, samples = loop.contribution()
+        given.append(loop.due(vector).clone())
+        if number == 1:
+            loop.give_up((vector, samples), call=3)
+    loop.apply(replace(outcome(torch.zeros(256), has_contributed=True), **told))
+    nothing = torch.zeros(256)
+    due = nothing if kept is None else given[kept]
+    lost = due - form.decode(form.encode(due), len(due))
+    assert torch.equal(loop.due(nothing), lost)
+    assert bool(lost.any()) == (kept is not None)
 
 
 @pytest.mark.parametrize("wrong", [math.nan, math.inf, -1.0])

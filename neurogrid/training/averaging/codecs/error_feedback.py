@@ -6,11 +6,16 @@ a round that failed leaves nothing behind.
 
 from __future__ import annotations
 
+from typing import TypeAlias
+
 import torch
 
 from neurogrid.training.averaging.codecs.codec import Codec
 
-__all__ = ["ErrorFeedback"]
+__all__ = ["ErrorFeedback", "Pending"]
+
+Pending: TypeAlias = list[tuple[int, torch.Tensor]]
+"""Errors of spans, float32, by the element that each begins with."""
 
 
 class ErrorFeedback:
@@ -30,7 +35,7 @@ class ErrorFeedback:
         self.codec = codec
         self.decay = decay
         self._state = state
-        self._pending: list[tuple[int, torch.Tensor]] = []
+        self._pending: Pending = []
 
     @property
     def state(self) -> torch.Tensor:
@@ -68,11 +73,20 @@ class ErrorFeedback:
         self._pending.append((start, lost))
         return due, data
 
-    def commit(self) -> None:
-        """Keep what was lost since the last commit: the round was applied."""
-        for start, lost in self._pending:
+    def commit(self, pending: Pending | None = None) -> None:
+        """Keep what was lost since the last commit: the round was applied.
+
+        Args:
+            pending: what was set aside, where that is the round that was applied.
+        """
+        for start, lost in self._pending if pending is None else pending:
             torch.mul(lost, self.decay, out=self._state[start : start + len(lost)])
         self._pending.clear()
+
+    def set_aside(self) -> Pending:
+        """Return what was lost since the last commit, of a round that may be applied later: pending no more."""
+        pending, self._pending = self._pending, []
+        return pending
 
     def roll_back(self) -> None:
         """Forget what was lost since the last commit: the round was not applied."""
