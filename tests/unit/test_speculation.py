@@ -291,6 +291,27 @@ def test_a_draft_model_that_does_not_pay_is_not_tried_anew_in_each_generation() 
     assert 3 < num_drafts < 20
 
 
+@pytest.mark.parametrize(("price", "share"), [(1.2, 0.02), (5.0, 0.05), (40.0, 0.06)])
+def test_what_a_draft_model_that_is_too_dear_costs_in_one_long_generation(
+    price: float, share: float
+) -> None:
+    """Of each draft all is right, and it costs more than passes: so dear as it is, little is lost with it."""
+    costs, record = PassCosts(), DraftRecord()
+    costs.took(1, 0.1)
+    pace = DraftPace(costs, record)
+    cost, num_tokens = 0.0, 0
+    while num_tokens < 10_000:
+        if pace.begins(4, least_gain=LEAST_GAIN):
+            number = 1
+            while pace.goes_on(0, 0.99):
+                number += 1
+            pace.drafted(0.1 * price * number)
+            cost += price * number
+        pace.came(0)
+        num_tokens += 1
+    assert 0 < cost < share * num_tokens
+
+
 @pytest.mark.parametrize(
     ("reading", "price", "least", "most"),
     [

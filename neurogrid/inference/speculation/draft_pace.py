@@ -25,6 +25,8 @@ _SMOOTHING: Final = 1 / 8
 # Drafts that do not pay are left alone for so many tokens, then for twice as many.
 _MIN_REST: Final = 8
 _MAX_REST: Final = 256
+# Or for so many for each pass that a draft cost: what is tried costs a thirtieth at most.
+_REST_FOR_A_PASS: Final = 32
 # And after a generation for which they cost more than they saved, its prompt counted, which the draft model reads, too.
 _MIN_LONG_REST: Final = 256
 _MAX_LONG_REST: Final = 4096
@@ -60,13 +62,18 @@ class DraftRecord:
         self._hits[at] = self._hits[at] * _KEPT + is_right
         self._seen[at] = self._seen[at] * _KEPT + 1.0
 
-    def gained(self, gain: float) -> None:
-        """A draft brought so many tokens for the price of a pass of one."""
+    def gained(self, gain: float, *, saved: float) -> None:
+        """A draft brought so many tokens for the price of a pass of one.
+
+        Args:
+            saved: passes that it saved, below 0 for those that it cost, what it caught up with among them.
+        """
         self.worth += _SMOOTHING * (gain - self.worth)
         if self.worth >= 1.0:
             self.pause = _MIN_REST
             return
-        self.rest, self.pause = self.pause, min(2 * self.pause, _MAX_REST)
+        self.rest = min(max(self.pause, int(-saved * _REST_FOR_A_PASS)), _MAX_LONG_REST)
+        self.pause = min(2 * self.pause, _MAX_REST)
         self.worth = 1.0  # one more try after that
 
     def saved(self, passes: float) -> None:
@@ -93,6 +100,7 @@ class DraftPace:
         ] = []  # of which it is not known yet whether they come
         self._num_drafted = self._num_right = 0
         self._saved = 0.0  # passes, by all drafts: what they took is taken off
+        self._cost = 0.0  # of the last draft, in passes
         # Of the draft that is being written: its bound, the most that it gives for its price, and with how many tokens.
         self._most = self._length = 0
         self._chance = self._tokens = self._best = 1.0
@@ -141,7 +149,7 @@ class DraftPace:
             caught_up: seconds that it took before, to read what it had not written: of the first one, a prompt.
         """
         self._costs.drafted(len(self._drafted), seconds)
-        self._saved -= self._costs.price(seconds + caught_up)
+        self._cost = self._costs.price(seconds + caught_up)
         self._num_drafted = len(self._drafted)
         return [token_id for token_id, _ in self._drafted[: self._length]]
 
@@ -178,7 +186,9 @@ class DraftPace:
             return
         costs, length = self._costs, self._length
         price = costs.several + self.price * self._num_drafted
-        self._record.gained((1 + self._num_right) / (1 + price))
+        saved = -self._cost
         if length:
-            self._saved += min(self._num_right, length) - costs.several - costs.row * length
+            saved += min(self._num_right, length) - costs.several - costs.row * length
+        self._saved += saved
+        self._record.gained((1 + self._num_right) / (1 + price), saved=saved)
         self._num_drafted = 0
