@@ -24,8 +24,9 @@ from tests.e2e.support import DEADLINE, WorkerProcess, reference_tokens, start_w
 from tests.e2e.test_recovery import by_stage, settings, weight_bytes
 
 PROMPT = "A function definition"
-# A process that gets a fifth of the time, in turns as cgroups deal them out. Seconds.
-RUNS, STOPS = 0.02, 0.08
+# A process that gets an eighth of the time, in turns that are as short as a step: one that computes between two stops
+# is as quick as ever. Where the machine is busy a turn is longer, and so is the stop after it. Seconds, and a factor.
+RUNS, STOPS_PER_RUN = 0.001, 7
 # A worker that has room for two layers of eight is of more use than one that is eight times slower.
 ROOM_FOR_TWO = "6MiB"
 # A worker that is not throttled any more is quick again within this factor: here other tests have the same cores.
@@ -50,13 +51,15 @@ class Told(Progress):
 
 
 async def throttle(worker: WorkerProcess) -> None:
-    """Give a worker a fifth of the time until cancelled."""
+    """Give a worker an eighth of the time until cancelled."""
     try:
         while True:
-            worker.process.send_signal(signal.SIGSTOP)
-            await trio.sleep(STOPS)
-            worker.process.send_signal(signal.SIGCONT)
+            since = trio.current_time()
             await trio.sleep(RUNS)
+            ran = trio.current_time() - since
+            worker.process.send_signal(signal.SIGSTOP)
+            await trio.sleep(ran * STOPS_PER_RUN)
+            worker.process.send_signal(signal.SIGCONT)
     finally:
         worker.process.send_signal(signal.SIGCONT)
 
