@@ -241,6 +241,7 @@ def test_every_file_is_read_by_a_test_and_has_an_id_for_each_case() -> None:
     here |= {"codes", "quantization"}  # by test_quantization.py
     here |= {"cache_codes"}  # by test_coded_caches.py
     here |= {"adapter_blob"}  # by test_adapters.py
+    here |= {"noise_aesgcm"}  # by test_link_noise.py
     # by training/test_forms_vectors.py, test_result_fetching.py, test_message_vectors.py, test_decision_vectors.py
     here |= {"training_forms", "training_result_digest", "training_decisions"}
     here |= {"training_messages", "run_messages", "stage_messages", "witnessed_messages"}

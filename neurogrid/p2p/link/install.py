@@ -12,7 +12,6 @@ from typing import Any
 from libp2p.abc import IMuxedConn, ISecureConn
 from libp2p.peer.id import ID
 from libp2p.protocol_muxer.exceptions import MultiselectError
-from libp2p.security.noise.transport import PROTOCOL_ID as NOISE_PROTOCOL_ID
 from libp2p.security.noise.transport import Transport as StockNoiseTransport
 from libp2p.security.security_multistream import SecurityMultistream
 from libp2p.stream_muxer.muxer_multistream import MuxerMultistream
@@ -34,7 +33,7 @@ def install_link(swarm: Any, limits: LinkLimits | None = None) -> None:
     upgrader.security_multistream = SecurityMultistream(
         {
             protocol: NoiseTransport(transport)
-            if protocol == NOISE_PROTOCOL_ID and isinstance(transport, StockNoiseTransport)
+            if isinstance(transport, StockNoiseTransport)
             else transport
             for protocol, transport in security.transports.items()
         }

@@ -1,14 +1,14 @@
 """Noise transport messages, sans I/O: plaintext in, framed ciphertext out, and back.
 
-What begins after a Noise handshake: each direction has a key and a counter, and its messages stand on the wire as a
-length of two bytes (big-endian) and at most 65,535 bytes of ciphertext, of which the last 16 are the tag. The bytes
-are those of every libp2p implementation. Nothing here knows what the plaintext is, nor where bytes come from.
+What begins after a Noise handshake: each direction has a key and a counter (`ciphers`), and its messages stand on the
+wire as a length of two bytes (big-endian) and at most 65,535 bytes of ciphertext, of which the last 16 are the tag. The
+bytes are those of every libp2p implementation. Nothing here knows what the plaintext is, nor where bytes come from.
 
 Strategy: both directions work in one reused buffer each. `Sealer` encrypts straight from the caller's memory into
 its buffer, many messages for one write to the socket. `Opener` lends the free part of its buffer to `recv_into`
 and then opens every complete message in it, into memory of the caller's choice or into a bytes object.
 
-Source: the Noise Protocol Framework, revision 34, sections 5.1 and 12.3;
+Source: the Noise Protocol Framework, revision 34, section 5.1;
 https://github.com/libp2p/specs/blob/master/noise/README.md ("Wire format").
 """
 
@@ -18,9 +18,9 @@ from struct import Struct
 from typing import Final
 
 from cryptography.exceptions import InvalidTag
-from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 
 from neurogrid.errors import LocalProtocolError, RemoteProtocolError
+from neurogrid.p2p.link.ciphers import CipherState
 
 __all__ = ["MAX_PLAINTEXT", "MAX_SEALED", "TAG_BYTES", "Opener", "Sealer"]
 
@@ -38,12 +38,6 @@ FIRST_SEAL_BUFFER: Final = 3 * MAX_SEALED
 SEAL_BUFFER: Final = 9 * MAX_SEALED
 OPEN_BUFFER: Final = 4 * MAX_SEALED
 
-# The last counter is reserved for rekeying (section 5.1). At 64 KiB a message nobody ever gets there; checked,
-# because a nonce used twice gives the plaintext away.
-_MAX_COUNTER: Final = 2**64 - 2
-
-# Four zero bytes, then the counter in little-endian: section 12.3.
-_pack_nonce = Struct("<4xQ").pack
 _pack_length_into = Struct(">H").pack_into
 _unpack_length_from = Struct(">H").unpack_from
 
@@ -52,16 +46,14 @@ class Sealer:
     """Encrypts one direction into a buffer that is sent and used again.
 
     Args:
-        key: 32 bytes, the cipher state's key.
-        counter: the number of messages that were sealed with it before.
+        state: this direction's key and counter.
         capacity: bytes of the buffer; at least one message of the largest size.
     """
 
-    def __init__(self, key: bytes, *, counter: int = 0, capacity: int = FIRST_SEAL_BUFFER) -> None:
+    def __init__(self, state: CipherState, *, capacity: int = FIRST_SEAL_BUFFER) -> None:
         if capacity < MAX_SEALED:
             raise LocalProtocolError(f"{capacity} B hold no Noise message of {MAX_SEALED} B")
-        self._cipher = ChaCha20Poly1305(key)
-        self._counter = counter
+        self._state = state
         self._buffer = memoryview(bytearray(capacity))
         self._start = 0
         self._end = 0
@@ -91,13 +83,11 @@ class Sealer:
         end = at + num_bytes + _OVERHEAD
         if not 0 < num_bytes <= MAX_PLAINTEXT or end > len(self._buffer):
             raise LocalProtocolError(f"no room to seal {num_bytes} B")
-        if self._counter > _MAX_COUNTER:
+        if self._state.is_used_up:
             raise LocalProtocolError("this key has sealed as many messages as it may")
         _pack_length_into(self._buffer, at, num_bytes + TAG_BYTES)
-        self._cipher.encrypt_into(
-            _pack_nonce(self._counter), data, None, self._buffer[at + LENGTH_BYTES : end]
-        )
-        self._counter += 1
+        nonce = self._state.next_nonce()
+        self._state.aead.encrypt_into(nonce, data, None, self._buffer[at + LENGTH_BYTES : end])
         self._end = end
 
     def grow(self) -> None:
@@ -119,16 +109,14 @@ class Opener:
     `next_length` says None. A message counts as taken when it was opened.
 
     Args:
-        key: 32 bytes, the cipher state's key.
-        counter: the number of messages that were opened with it before.
+        state: this direction's key and counter.
         capacity: bytes of the buffer; at least two messages of the largest size.
     """
 
-    def __init__(self, key: bytes, *, counter: int = 0, capacity: int = OPEN_BUFFER) -> None:
+    def __init__(self, state: CipherState, *, capacity: int = OPEN_BUFFER) -> None:
         if capacity < 2 * MAX_SEALED:
             raise LocalProtocolError(f"{capacity} B hold no two messages of {MAX_SEALED} B")
-        self._cipher = ChaCha20Poly1305(key)
-        self._counter = counter
+        self._state = state
         self._buffer = memoryview(bytearray(capacity))
         self._start = 0
         self._end = 0
@@ -173,8 +161,10 @@ class Opener:
         Raises:
             RemoteProtocolError: it was not sealed by the peer, or not in this order. The connection is lost.
         """
+        ciphertext = self._ciphertext()
+        nonce = self._state.next_nonce()
         try:
-            data = self._cipher.decrypt(_pack_nonce(self._counter), self._ciphertext(), None)
+            data = self._state.aead.decrypt(nonce, ciphertext, None)
         except InvalidTag as exc:
             raise RemoteProtocolError("a Noise message failed authentication") from exc
         self._advance()
@@ -182,10 +172,10 @@ class Opener:
 
     def open_into(self, destination: memoryview) -> None:
         """As `open`, into memory of exactly the announced length. On an error its content is undefined."""
+        ciphertext = self._ciphertext()
+        nonce = self._state.next_nonce()
         try:
-            self._cipher.decrypt_into(
-                _pack_nonce(self._counter), self._ciphertext(), None, destination
-            )
+            self._state.aead.decrypt_into(nonce, ciphertext, None, destination)
         except InvalidTag as exc:
             raise RemoteProtocolError("a Noise message failed authentication") from exc
         self._advance()
@@ -193,12 +183,11 @@ class Opener:
     def _ciphertext(self) -> memoryview:
         if not self._length:
             raise LocalProtocolError("no complete message was announced")
-        if self._counter > _MAX_COUNTER:
+        if self._state.is_used_up:
             raise RemoteProtocolError("the peer sealed more messages than its key may")
         at = self._start + LENGTH_BYTES
         return self._buffer[at : at + self._length]
 
     def _advance(self) -> None:
-        self._counter += 1
         self._start += LENGTH_BYTES + self._length
         self._length = 0

@@ -24,6 +24,7 @@ from libp2p.security.noise.transport import Transport
 from libp2p.security.secure_session import SecureSession
 
 from neurogrid.errors import LocalProtocolError
+from neurogrid.p2p.link.ciphers import CIPHERS, CipherState
 from neurogrid.p2p.link.noise import MAX_PLAINTEXT, Opener, Sealer
 
 if TYPE_CHECKING:
@@ -82,8 +83,10 @@ class NoiseSession(BaseSession):
         )
         protocol = session.conn.noise_state.noise_protocol
         ours, theirs = protocol.cipher_state_encrypt, protocol.cipher_state_decrypt
-        self.sealer = Sealer(ours.k, counter=ours.n)
-        self.opener = Opener(theirs.k, counter=theirs.n)
+        # Noise_<pattern>_<curve>_<cipher>_<hash>
+        cipher = CIPHERS[protocol.name.decode().split("_")[3]]
+        self.sealer = Sealer(CipherState(cipher, ours.k, ours.n))
+        self.opener = Opener(CipherState(cipher, theirs.k, theirs.n))
         self._raw_conn = raw_conn
         self._plaintext = b""  # opened, and more than was asked for
 

@@ -20,7 +20,8 @@ from multiaddr import Multiaddr
 from neurogrid.errors import PeerUnreachableError
 from neurogrid.p2p import open_host
 from neurogrid.p2p.hosts.identity import Identity
-from neurogrid.p2p.libp2p.security import security_options
+from neurogrid.p2p.libp2p import security
+from neurogrid.p2p.libp2p.security import AES_NOISE
 
 DEADLINE = 120.0
 LIBP2P_EXTENSION = "1.3.6.1.4.1.53594.1.1"
@@ -36,12 +37,44 @@ def multistream(line: str) -> bytes:
     return bytes([len(line) + 1]) + line.encode() + b"\n"
 
 
-def test_noise_is_offered_first_and_tls_second_and_nothing_else() -> None:
-    assert list(security_options(Identity.generate())) == ["/noise", "/tls/1.0.0"]
+def have_aes(monkeypatch: pytest.MonkeyPatch, *, quicker: bool) -> None:
+    """Let hosts that are opened from now on find this processor quicker with AES-GCM, or slower."""
+    monkeypatch.setattr(security, "is_aes_quicker", lambda: quicker)
+
+
+@pytest.mark.parametrize(
+    ("quicker", "offered"),
+    [(False, ["/noise", "/tls/1.0.0"]), (True, [AES_NOISE, "/noise", "/tls/1.0.0"])],
+)
+def test_noise_is_offered_first_and_tls_last_and_nothing_else(
+    quicker: bool, offered: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    have_aes(monkeypatch, quicker=quicker)
+    assert list(security.security_options(Identity.generate())) == offered
+
+
+@pytest.mark.parametrize("dialler", [False, True], ids=["without-dials", "with-dials"])
+@pytest.mark.parametrize("listener", [False, True], ids=["without-listens", "with-listens"])
+def test_aes_is_for_two_that_are_quicker_with_it(
+    dialler: bool, listener: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario() -> None:
+        with trio.fail_after(DEADLINE):
+            have_aes(monkeypatch, quicker=listener)
+            async with open_host() as host:
+                have_aes(monkeypatch, quicker=dialler)
+                async with open_host() as other:
+                    await other.connect(host.addresses[0])
+                    for end in (host, other):
+                        [connection] = end.libp2p.get_network().get_connections()
+                        chosen = connection.muxed_conn.negotiated_security_protocol
+                        assert chosen == (AES_NOISE if dialler and listener else "/noise")
+
+    trio.run(scenario)
 
 
 def test_the_libp2p_extension_comes_first_in_the_certificate() -> None:
-    transport = security_options(Identity.generate())[TLS]
+    transport = security.security_options(Identity.generate())[TLS]
     assert isinstance(transport, TLSTransport)
     certificate = x509.load_pem_x509_certificate(transport.get_certificate_pem().encode())
     assert certificate.extensions[0].oid.dotted_string == LIBP2P_EXTENSION
@@ -68,13 +101,17 @@ def test_a_peer_that_proves_its_id_by_nothing_of_ours_is_not_let_in(name: str) -
     trio.run(scenario)
 
 
-@pytest.mark.parametrize("protocol_id", ["/noise", "/tls/1.0.0"])
+@pytest.mark.parametrize("protocol_id", [AES_NOISE, "/noise", "/tls/1.0.0"])
 @pytest.mark.parametrize(
     "junk",
     [bytes(range(256)), b"\x16\x03\x01\x02\x00" + bytes(512), b"\x00\x20" + bytes(32), b""],
     ids=["bytes", "TLS record", "Noise message", "end"],
 )
-def test_a_handshake_of_junk_ends_and_the_host_goes_on(protocol_id: str, junk: bytes) -> None:
+def test_a_handshake_of_junk_ends_and_the_host_goes_on(
+    protocol_id: str, junk: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    have_aes(monkeypatch, quicker=True)
+
     async def scenario() -> None:
         with trio.fail_after(DEADLINE):
             async with open_host() as host, open_host() as other:
@@ -105,9 +142,10 @@ def test_a_server_whose_tls_fails_is_unreachable() -> None:
                 await stream.send_all(accepted)
                 while multistream("/tls/1.0.0") not in received:
                     received += await stream.receive_some()
-                    if multistream("/noise") in received:
-                        received = received.replace(multistream("/noise"), b"")
-                        await stream.send_all(multistream("na"))
+                    for refused in (multistream(AES_NOISE), multistream("/noise")):
+                        if refused in received:
+                            received = received.replace(refused, b"")
+                            await stream.send_all(multistream("na"))
                 await stream.send_all(multistream("/tls/1.0.0") + bytes(range(256)))
                 while await stream.receive_some():
                     pass
