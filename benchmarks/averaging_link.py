@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import socket
+import sys
 import tempfile
 import threading
 import time
@@ -18,6 +19,8 @@ from collections import deque
 from pathlib import Path
 
 from report import table, write_report
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # for the processes of the tests
 
 from tests.e2e.averaging_processes import AveragingPeer, Crowd, crowd
 
