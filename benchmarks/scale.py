@@ -302,9 +302,10 @@ def main() -> None:
     parser.add_argument("--patience", type=float, default=100.0, help="seconds for each size (100)")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--way", choices=("butterfly", "grid"), default="butterfly")
+    parser.add_argument("--grace", type=float, default=10.0, help="seconds (10)")
     args = parser.parse_args()
     share(max(args.sizes))
-    rows = [row(size, args.way, args.seed, args.patience) for size in args.sizes]
+    rows = [row(size, args.way, args.seed, args.patience, args.grace) for size in args.sizes]
     header = (
         "members",
         "decided",
@@ -320,9 +321,10 @@ def main() -> None:
         "a member sends to",
     )
     body = (
-        f"A vector of {ELEMENTS:,} elements in int4 ({VECTOR_BYTES / 1e6:.1f} MB), {args.way}, grace 10 s, one round "
-        f"from when members begin to compute (1 s) to the last decision. {SLOW:.0%} of the members are {SLOWER:g} "
-        f"times slower, {DYING:.0%} die within {PERIOD:g} s. Simulated: median one way {2000 * LATENCY:g} ms, "
+        f"A vector of {ELEMENTS:,} elements in int4 ({VECTOR_BYTES / 1e6:.1f} MB), {args.way}, grace {args.grace:g} s, "
+        "one round from when members begin to compute (1 s) to the last decision. "
+        f"{SLOW:.0%} of the members are {SLOWER:g} times slower, {DYING:.0%} die within {PERIOD:g} s. Simulated: median "
+        f"one way {2000 * LATENCY:g} ms, "
         f"{BANDWIDTH * 8 / 1e6:g} Mbit/s (log-normal), {LOSS:.1%} of messages a retransmission late; the leader's link "
         f'is the median one. Its CPU is measured, and not part of the simulated seconds. A "+" was given up.\n\n'
         f"{table(header, rows)}"
@@ -334,11 +336,11 @@ def main() -> None:
     )
 
 
-def row(size: int, way: str, seed: int, patience: float) -> list[str]:
+def row(size: int, way: str, seed: int, patience: float, grace: float) -> list[str]:
     settings = GroupSettings(
         min_members=max(1, size // 2),  # one in a hundred dies, some of them before the first round
         quorum=max(1, size // 2),
-        grace=10.0,
+        grace=grace,
         codec="int4",
         result_codec="int4",
         attempt_timeout=300.0,

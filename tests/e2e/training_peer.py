@@ -104,6 +104,7 @@ async def average_on(group: Group, options: argparse.Namespace) -> None:
             members=group.members,
             memory=anonymous_memory(),
         )
+        del outcome  # nothing is kept here until the next one
 
 
 async def main(options: argparse.Namespace) -> None:

@@ -21,6 +21,7 @@ from neurogrid.training.averaging.aggregators import (
     parse_aggregator,
 )
 from neurogrid.training.averaging.aggregators.distances import Krum, MultiKrum
+from neurogrid.training.averaging.aggregators.mean import MeanOfSigns
 from neurogrid.training.averaging.aggregators.order import TrimmedMean
 
 NAMES = (
@@ -108,6 +109,28 @@ def test_a_row_that_came_is_added_before_the_next_and_not_kept() -> None:
         accumulator.add(buffer.copy_(row), weight)
     assert bits(accumulator.finish()) == bits(Mean().aggregate(rows, weights))
     assert torch.equal(buffer, rows[-1])
+
+
+@pytest.mark.parametrize("aggregator", [Mean(), MeanOfSigns()], ids=["mean", "signs"])
+@pytest.mark.parametrize("cuts", [[], [1], [65_536], [20_000, 20_000, 69_999]])
+def test_a_row_in_pieces_is_added_as_the_whole(aggregator: Mean, cuts: list[int]) -> None:
+    rows, weights = normal(4, 70_001), [0.0, 3.0, 1.0, 3.0]
+    accumulator = aggregator.begin(70_001)
+    buffer = torch.empty(70_001)
+    for row, weight in zip(rows, weights, strict=True):
+        spans = pairwise([0, *cuts, len(row)])
+        pieces = (buffer[: stop - start].copy_(row[start:stop]) for start, stop in spans)
+        accumulator.add_pieces(pieces, weight)
+    assert bits(accumulator.finish()) == bits(aggregator.aggregate(rows, weights))
+
+
+@pytest.mark.parametrize("weight", [0.0, 1.0])
+def test_pieces_that_are_no_row_are_refused(weight: float) -> None:
+    for pieces in ([torch.ones(3)], [torch.ones(3), torch.ones(3)], []):
+        accumulator = Mean().begin(4)
+        accumulator.add(torch.ones(4), 1.0)
+        with pytest.raises(ValueError, match="elements"):
+            accumulator.add_pieces(pieces, weight)
 
 
 def test_a_mean_by_samples() -> None:

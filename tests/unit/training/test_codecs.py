@@ -52,6 +52,31 @@ def test_sizes_are_exact_and_what_is_decoded_is_finite(codec: Codec, size: int, 
     assert torch.isfinite(decoded).all()
 
 
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("size", [0, 1, 65_536, 70_001, 200_000])
+def test_pieces_are_those_of_the_whole(name: str, size: int) -> None:
+    codec = parse_codec(name)
+    data = codec.encode(normal(size))
+    pieces = [piece.clone() for piece in codec.decode_in_pieces(data, size)]
+    assert all(len(piece) <= codec.tile for piece in pieces)
+    assert bits(torch.cat([torch.empty(0), *pieces])) == bits(codec.decode(data, size))
+    with pytest.raises(RemoteProtocolError):
+        next(codec.decode_in_pieces(data, size + 5000))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_program_may_have_another_default_dtype(name: str) -> None:
+    codec, values = parse_codec(name), normal(5000)
+    expected = bits(codec.decode(codec.encode(values), 5000))
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        assert bits(codec.decode(codec.encode(values), 5000)) == expected
+        assert bits(next(codec.decode_in_pieces(codec.encode(values), 5000))) == expected
+    finally:
+        torch.set_default_dtype(before)
+
+
 @QUICK
 @given(codecs, st.lists(st.integers(1, 20), max_size=4), st.integers(0, 5000), st.data())
 def test_the_bytes_of_pieces_are_those_of_the_whole(

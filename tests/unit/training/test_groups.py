@@ -186,6 +186,25 @@ async def test_a_result_that_all_have_computed_is_not_held_when_the_next_is_deci
         assert [len(peer.group._reductions._held) for peer in peers.all[:2]] == [2, 2]
 
 
+async def test_of_a_result_that_was_delivered_the_encoded_form_is_held() -> None:
+    """It is for others; whoever is to get the same once more, as one that looks on, has it decoded anew."""
+    async with a_group(3, codec="int8", result_codec="int8", grace=20.0) as peers:
+        given = vectors(3)
+        await peers.average(given)
+        observer = peers.all.pop()
+        for _ in range(2):
+            seen: list[Outcome] = []
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(_look_on, observer.group, seen)
+                outcomes = await peers.average(given[:2])
+            assert torch.equal(seen[0].values, outcomes[0].values)
+            values = [weakref.ref(outcome.values) for outcome in (*seen, *outcomes)]
+            del seen, outcomes
+            gc.collect()
+            assert [each() for each in values] == [None] * 3
+            assert observer.group._reductions._held
+
+
 async def test_tensors_of_a_model_are_replaced_by_their_means() -> None:
     async with a_group(2) as peers:
         models = [
@@ -598,18 +617,18 @@ async def test_a_member_that_goes_for_a_long_reason_is_not_waited_for() -> None:
 async def test_of_a_group_that_has_ended_a_host_keeps_no_vectors() -> None:
     """A worker's host is there for days, and takes part in one run after another."""
     async with open_memory_network() as network, network.open_host() as host:
-        kept: list[weakref.ref[Tensor]] = []
+        gone: list[weakref.ref[Tensor]] = []
         for _ in range(2):
             async with open_group(host, LAYOUT, settings=settings(min_members=1)) as group:
                 weights = torch.ones(SIZE)
                 group.show_state(State(0, (weights,)))
                 await group._states._copy()
                 outcome = await group.average(weights, timeout=TIMEOUT)
-                copies = [result.values for result in group._reductions._held.values()]
-                kept += map(weakref.ref, (weights, outcome.values, *copies))
+                copies = [result.values for kept in group._states._kept for result in kept.results]
+                gone += map(weakref.ref, (weights, outcome.values, *copies))
             del group, weights, outcome, copies
         gc.collect()
-        assert [each() for each in kept] == [None] * len(kept)
+        assert [each() for each in gone] == [None] * len(gone)
 
 
 def test_the_documentation_names_aggregators_that_groups_have() -> None:

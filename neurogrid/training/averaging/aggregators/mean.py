@@ -7,7 +7,7 @@ fused multiply-add would round once, on the machines that have it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -48,7 +48,7 @@ class Accumulator:
         self._divisor = 0.0
         self._largest_sum = 0.0
         self._largest = (0.0, 0)  # that a row can add, and which row
-        self._product = torch.empty(min(TILE, num_elements))
+        self._product = torch.empty(min(TILE, num_elements), dtype=torch.float32)
 
     def add(self, row: torch.Tensor, weight: float, *, counts: float = 1.0) -> None:
         """Add the next member's row, float32 [n] on the CPU.
@@ -60,31 +60,60 @@ class Accumulator:
             NotFiniteError: the row has NaN or infinity in it, or the sum could become so; `index` is that of the row at
                 fault. This mean is spoilt then.
         """
+        self.add_pieces([row], weight, counts=counts)
+
+    def add_pieces(
+        self, pieces: Iterable[torch.Tensor], weight: float, *, counts: float = 1.0
+    ) -> None:
+        """Add the next member's row, as `add` does, of pieces in order: each is read before the next one is asked for.
+
+        Raises:
+            ValueError: they do not have the elements of a row.
+        """
         index = self._num_rows
         self._num_rows += 1
-        largest = check_row(row, index, self._num_elements)
-        if check_weight(weight) == 0:
-            return
-        if self._of_signs:
-            row, largest = row.sign(), 1.0
-        if self._sum is None:
+        is_counted = check_weight(weight) > 0
+        is_first = is_counted and self._sum is None
+        ratio = 1.0
+        if is_first:
             self._first_weight = weight
-            self._divisor = counts
-            self._check_sum(largest, index)
-            self._sum = torch.empty_like(row) if self._out is None else self._out
-            self._sum.copy_(row)
-            return
-        with np.errstate(over="ignore"):
-            ratio = float(np.float32(weight / self._first_weight))
-        self._check_sum(largest * ratio, index)
-        self._divisor += ratio * counts
-        if ratio == 1:
-            self._sum.add_(row)
-            return
-        for start in range(0, self._num_elements, TILE):
-            tile = row[start : start + TILE]
-            product = torch.mul(tile, ratio, out=self._product[: len(tile)])
-            self._sum[start : start + TILE].add_(product)
+            self._sum = (
+                torch.empty(self._num_elements, dtype=torch.float32)
+                if self._out is None
+                else self._out
+            )
+        elif is_counted:
+            with np.errstate(over="ignore"):
+                ratio = float(np.float32(weight / self._first_weight))
+        largest, start = 0.0, 0
+        for piece in pieces:
+            largest = max(largest, check_row(piece, index, len(piece)))
+            if is_counted and start + len(piece) <= self._num_elements:
+                self._add_piece(piece, start, None if is_first else ratio)
+            start += len(piece)
+        if start != self._num_elements:
+            raise ValueError(
+                f"row {index} is of {start} elements, and {self._num_elements} are due"
+            )
+        if is_counted:
+            self._divisor += ratio * counts
+            self._check_sum((1.0 if self._of_signs else largest) * ratio, index)
+
+    def _add_piece(self, piece: torch.Tensor, start: int, ratio: float | None) -> None:
+        """Add a piece of a row that counts so much; None for the first row, which is none added to."""
+        assert self._sum is not None
+        if self._of_signs:
+            piece = piece.sign()
+        total = self._sum[start : start + len(piece)]
+        if ratio is None:
+            total.copy_(piece)
+        elif ratio == 1:
+            total.add_(piece)
+        else:
+            for at in range(0, len(piece), TILE):
+                tile = piece[at : at + TILE]
+                product = torch.mul(tile, ratio, out=self._product[: len(tile)])
+                total[at : at + TILE].add_(product)
 
     def finish(self) -> torch.Tensor:
         """The mean, float32 [n]. Nothing can be added afterwards.

@@ -30,9 +30,9 @@ class _ByOrder(Aggregator):
     def aggregate(self, rows: Sequence[torch.Tensor], weights: Sequence[float]) -> torch.Tensor:
         counted = check_rows(rows, weights)
         num_elements = len(counted[0])
-        result = torch.empty(num_elements)
-        tile_nT = torch.empty(len(counted), min(TILE, num_elements))
-        smaller_T = torch.empty(tile_nT.shape[1])
+        result = torch.empty(num_elements, dtype=torch.float32)
+        tile_nT = torch.empty(len(counted), min(TILE, num_elements), dtype=torch.float32)
+        smaller_T = torch.empty(tile_nT.shape[1], dtype=torch.float32)
         for start in range(0, num_elements, TILE):
             out = result[start : start + TILE]
             rows_nT = list(tile_nT[:, : len(out)])

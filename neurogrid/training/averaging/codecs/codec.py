@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from typing import Final, TypeAlias
 
 import numpy as np
@@ -90,24 +91,40 @@ class Codec(ABC):
                 for a number that is NaN or infinite, PROTOCOL_VIOLATION for all else.
         """
         if out is None:
-            out = torch.empty(num_elements)
+            out = torch.empty(num_elements, dtype=torch.float32)
         check_vector(out)
         if len(out) != num_elements:
             raise ValueError(f"out has {len(out)} elements, and {num_elements} are due")
+        self._check_size(data, num_elements)
+        for start in range(0, num_elements, self.tile):
+            self._decode_tile(data, start, out[start : start + self.tile])
+        return out
+
+    def decode_in_pieces(self, data: Data, num_elements: int) -> Iterator[torch.Tensor]:
+        """Decode `data` piece by piece, in order, with the errors of `decode`.
+
+        Yields:
+            float32 [at most `tile`], all of it finite. The next one is written to the same memory.
+        """
+        self._check_size(data, num_elements)
+        memory = torch.empty(min(self.tile, num_elements), dtype=torch.float32)
+        for start in range(0, num_elements, self.tile):
+            piece = memory[: num_elements - start]
+            self._decode_tile(data, start, piece)
+            yield piece
+
+    def _check_size(self, data: Data, num_elements: int) -> None:
         needed, given = self.num_bytes(num_elements), memoryview(data).nbytes
         if given != needed:
             raise RemoteProtocolError(
                 f"{given} bytes for {num_elements} elements in {self.name}: {needed} are due",
                 code=ErrorCode.SHAPE_MISMATCH,
             )
-        if not num_elements:
-            return out
-        whole = np.frombuffer(data, np.uint8)
-        for start in range(0, num_elements, self.tile):
-            tile = out[start : start + self.tile]
-            first = self.num_bytes(start)
-            self._decode(whole[first : first + self.num_bytes(len(tile))], tile)
-        return out
+
+    def _decode_tile(self, data: Data, start: int, tile: torch.Tensor) -> None:
+        first = self.num_bytes(start)
+        num_bytes = self.num_bytes(len(tile))
+        self._decode(np.frombuffer(data, np.uint8, num_bytes, first), tile)
 
     def _memory_for(self, values: torch.Tensor) -> Bytes:
         """Memory that the bytes of `values` are written to."""

@@ -167,7 +167,8 @@ class Group:
         self._lent: dict[int, int] = {}
         self._computed: dict[bytes, int] = {}
         self._last_lent = 0
-        self._results: dict[bytes, Result] = {}
+        # Of those that are held, None where it was delivered here: for others the encoded form is enough.
+        self._results: dict[bytes, Result | None] = {}
         # Digests: of the last rounds, empty for one whose result no member has to fetch; of the last; and to deliver.
         self._wanted: deque[bytes] = deque(maxlen=self._num_held)
         self._last_digest = b""
@@ -387,7 +388,7 @@ class Group:
 
         Raises: as `average`.
         """
-        vector = torch.empty(self.layout.num_elements)
+        vector = torch.empty(self.layout.num_elements, dtype=torch.float32)
         self.layout.flatten(tensors, vector)
         outcome = await self.average(vector, weight=weight, timeout=timeout)
         # Tensors of inference mode may be written to in it alone; parameters may be in it, too.
@@ -795,7 +796,9 @@ class Group:
                 self._note_delivered(decision)
                 continue
             try:
-                result = self._results.get(decision.digest)
+                result = self._results.get(decision.digest) or await trio.to_thread.run_sync(
+                    self._reductions.held, decision.digest
+                )
                 if result is None:
                     result = await self._fetch(decision, decision.holders)
                     self._hold(result)
@@ -820,12 +823,15 @@ class Group:
                 action.has_contributed,
             )
             self._outcomes.append((outcome, call))
+            del result, outcome  # whose values are the caller's, and may be large
             self._note_change()
 
     def _note_delivered(self, decision: Decision) -> None:
         self._undelivered_digests[decision.digest] -= 1
         if not self._undelivered_digests[decision.digest]:
             del self._undelivered_digests[decision.digest]
+            if decision.digest in self._results:
+                self._results[decision.digest] = None
         self._release_old()
         self._note_change()
 

@@ -127,20 +127,25 @@ class ChunkRows:
             RemoteProtocolError: it is no form of the codec.
             NotFiniteError: an element is not finite, or the aggregate would not be; `index` is the place at fault.
         """
-        values = self._decode(row.data)
         if row.place == 0 and isinstance(self._aggregator, Mean):
             self._accumulator = self._aggregator.begin(self.num_elements, out=self._out)
         if self._accumulator is None:
-            self._decoded.append(values)
+            self._decoded.append(self._decode(row.data))
         else:
             counts = self._counts[row.place] if self._counts else 1.0
-            self._accumulator.add(values, self.weights[row.place], counts=counts)
+            pieces = self._pieces_of(row.data)
+            self._accumulator.add_pieces(pieces, self.weights[row.place], counts=counts)
 
     def _decode(self, data: Data) -> Tensor:
         if self._codec.name != PLAIN:
             return self._codec.decode(data, self.num_elements)
         # Not copied: an accumulator does not keep it, and looks itself whether it is finite, as aggregators do.
         return torch.frombuffer(data, dtype=torch.float32)
+
+    def _pieces_of(self, data: Data) -> Iterable[Tensor]:
+        if self._codec.name != PLAIN:
+            return self._codec.decode_in_pieces(data, self.num_elements)
+        return [self._decode(data)]
 
     def finish(self) -> Tensor:
         """The aggregate of all rows, float32 [num_elements]; zeros where none has a weight.
@@ -149,7 +154,7 @@ class ChunkRows:
             NotFiniteError: it would not be finite; `index` is the place at fault.
         """
         if not any(self.weights):
-            return torch.zeros(self.num_elements)
+            return torch.zeros(self.num_elements, dtype=torch.float32)
         if self._accumulator is not None:
             return self._accumulator.finish_sum() if self._is_sum else self._accumulator.finish()
         decoded, self._decoded = self._decoded, []

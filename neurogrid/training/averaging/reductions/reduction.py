@@ -136,9 +136,8 @@ class Reduction:
             codec=result_codec,
             out=self._checked(out, "memory for the result"),
         )
-        if plan.result_codec == PLAIN:
-            # The mean of one's own chunks is made where it belongs, and what is sent are its bytes.
-            self._gatherings[-1].memory_of = self._builder.memory_of
+        # The mean of one's own chunks is made where it belongs; of f32, what is sent are its bytes.
+        self._gatherings[-1].memory_of = self._builder.memory_of
         self._on_waiting = on_waiting
         self._told: frozenset[str] = frozenset()
         # What is still to happen, by the peer that is to do it.
@@ -157,6 +156,7 @@ class Reduction:
         self._own_done: dict[int, trio.Event] = {}
         self._nursery: trio.Nursery | None = None
         self._timeout = 0.0  # for each request
+        self._threads = trio.CapacityLimiter(NUM_THREADS)
         self._await_all()
         self._answers = {
             peer_id: trio.open_memory_channel[TensorMessage](math.inf)
@@ -377,7 +377,7 @@ class Reduction:
         values = self._values[start:stop]
         if self._plan.codec == PLAIN:
             return self._codec.encode(values)
-        return await trio.to_thread.run_sync(self._codec.encode, values)
+        return await trio.to_thread.run_sync(self._codec.encode, values, limiter=self._threads)
 
     async def _hand(self, peer_id: str, chunk: int, data: Data) -> None:
         if peer_id == self._own:
@@ -432,7 +432,9 @@ class Reduction:
         if self._plan.result_codec == PLAIN:
             self._builder.set_chunk(chunk, data)
         else:
-            await trio.to_thread.run_sync(self._builder.set_chunk, chunk, data)
+            await trio.to_thread.run_sync(
+                self._builder.set_chunk, chunk, data, limiter=self._threads
+            )
 
     # A reducer: rows to aggregates
 
@@ -461,7 +463,7 @@ class Reduction:
 
     async def _add(self, rows: ChunkRows, row: Row) -> None:
         if self._plan.codec != PLAIN and not self._is_sum(rows):
-            await trio.to_thread.run_sync(rows.add, row)
+            await trio.to_thread.run_sync(rows.add, row, limiter=self._threads)
         else:
             # A row takes a tenth of a millisecond, and there may be many.
             await trio.lowlevel.checkpoint()
@@ -539,11 +541,11 @@ class Reduction:
             if is_cheap:
                 return codec.encode(rows.finish())
             try:
-                aggregate = await trio.to_thread.run_sync(rows.finish)
+                aggregate = await trio.to_thread.run_sync(rows.finish, limiter=self._threads)
             except NotFiniteError as error:
                 at_fault = rows.senders[error.index]
                 raise
-            return await trio.to_thread.run_sync(codec.encode, aggregate)
+            return await trio.to_thread.run_sync(codec.encode, aggregate, limiter=self._threads)
         except NotFiniteError as error:
             self._fail(at_fault, f"the aggregate of chunk {rows.chunk}: {error}")
             return None

@@ -21,7 +21,7 @@ from neurogrid.training.averaging.codecs import parse_codec
 from neurogrid.training.averaging.plan import ReductionPlan
 from neurogrid.training.averaging.reductions.fetching import Fetching
 from neurogrid.training.averaging.reductions.reduction import Reduction, ended
-from neurogrid.training.averaging.reductions.result import Result
+from neurogrid.training.averaging.reductions.result import EncodedResult, Result
 from neurogrid.training.wire.types import TrainingMessage
 
 __all__ = ["MAX_HELD", "Reductions"]
@@ -70,7 +70,7 @@ class Reductions:
         self._running: dict[int, Reduction] = {}
         self._over: dict[int, None] = {}  # in the order of their ends
         self._early: dict[int, _Early] = {}
-        self._held: dict[bytes, Result] = {}
+        self._held: dict[bytes, EncodedResult] = {}
         self._fetching = Fetching(exchange)
         exchange.on_message(TrainingMessage.CHUNK, self._take_chunk)
         exchange.on_message(TrainingMessage.FETCH_DIGESTS, self._give_digests)
@@ -145,7 +145,12 @@ class Reductions:
         """
         if len(self._held) >= MAX_HELD and result.digest not in self._held:
             raise LocalProtocolError(f"{MAX_HELD} results are held: release one first")
-        self._held[result.digest] = result
+        self._held[result.digest] = result.encoded
+
+    def held(self, digest: bytes) -> Result | None:
+        """A result that is held, its values decoded anew; None where it is not."""
+        encoded = self._held.get(digest)
+        return encoded.decode() if encoded is not None else None
 
     def release(self, digest: bytes) -> None:
         """Hold a result no longer; nothing happens where it is not held."""
@@ -241,7 +246,7 @@ class Reductions:
 
     # Results
 
-    def _result_for(self, message: TensorMessage) -> Result:
+    def _result_for(self, message: TensorMessage) -> EncodedResult:
         self._require_admitted(message)
         result = self._held.get(bytes(message.data))
         if result is None:

@@ -17,9 +17,9 @@ from blake3 import blake3
 from torch import Tensor
 
 from neurogrid.p2p.wire import DIGEST_BYTES, Data, chunk_digest
-from neurogrid.training.averaging.codecs import Codec
+from neurogrid.training.averaging.codecs import Codec, parse_codec
 
-__all__ = ["Result", "ResultBuilder", "result_digest"]
+__all__ = ["EncodedResult", "Result", "ResultBuilder", "result_digest"]
 
 DIGEST_CONTEXT: Final = "neurogrid 2026-11-25 training result digest"
 """Context of BLAKE3 in its mode for deriving keys: no digest of a result is that of anything else."""
@@ -67,6 +67,46 @@ class Result:
     codec: str
     chunk_digests: tuple[bytes, ...]
     chunks: tuple[Data, ...]
+
+    @property
+    def encoded(self) -> EncodedResult:
+        """The same, without the values."""
+        return EncodedResult(
+            self.digest,
+            len(self.values),
+            self.chunk_elements,
+            self.codec,
+            self.chunk_digests,
+            self.chunks,
+        )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class EncodedResult:
+    """A result as peers are given it: of most codecs a fraction of the values.
+
+    Attributes:
+        digest, chunk_elements, codec, chunk_digests, chunks: of the result.
+        num_elements: of its values.
+    """
+
+    digest: bytes
+    num_elements: int
+    chunk_elements: int
+    codec: str
+    chunk_digests: tuple[bytes, ...]
+    chunks: tuple[Data, ...]
+
+    def decode(self) -> Result:
+        """The result, its values decoded anew."""
+        builder = ResultBuilder(
+            num_elements=self.num_elements,
+            chunk_elements=self.chunk_elements,
+            codec=parse_codec(self.codec),
+        )
+        for chunk, data in enumerate(self.chunks):
+            builder.set_chunk(chunk, data, digest=self.chunk_digests[chunk])
+        return builder.finish()
 
 
 class ResultBuilder:
