@@ -323,8 +323,8 @@ def main() -> None:
     body = (
         f"A vector of {ELEMENTS:,} elements in int4 ({VECTOR_BYTES / 1e6:.1f} MB), {args.way}, grace {args.grace:g} s, "
         "one round from when members begin to compute (1 s) to the last decision. "
-        f"{SLOW:.0%} of the members are {SLOWER:g} times slower, {DYING:.0%} die within {PERIOD:g} s. Simulated: median "
-        f"one way {2000 * LATENCY:g} ms, "
+        f"{SLOW:.0%} of the members are {SLOWER:g} times slower, {DYING:.0%} die within {PERIOD:g} s. Simulated: "
+        f"median one way {2000 * LATENCY:g} ms, "
         f"{BANDWIDTH * 8 / 1e6:g} Mbit/s (log-normal), {LOSS:.1%} of messages a retransmission late; the leader's link "
         f'is the median one. Its CPU is measured, and not part of the simulated seconds. A "+" was given up.\n\n'
         f"{table(header, rows)}"
