@@ -1,4 +1,7 @@
-"""Groups of real members, on a network in memory: vectors in, the same bits out, whoever goes."""
+"""Groups of real members, on a network in memory: vectors in, the same bits out, whoever goes.
+
+In one file, since each test needs the same members and what they are given.
+"""
 
 from __future__ import annotations
 
