@@ -1,7 +1,8 @@
 """Ciphers of the Noise framework, and the state that one direction of a session has of its own: a key and a counter.
 
 libp2p's handshake knows ChaCha20-Poly1305 alone. Two peers whose processors have instructions for AES seal with AES-GCM
-in a third of the time, which is most of what a byte costs on its way; so they may agree on that (`security_options`).
+in less than half of the time, which is most of what a byte costs on its way; so they may agree on that
+(`security_options`).
 
 Source: the Noise Protocol Framework, revision 34, sections 4.2, 5.1, 11.3 and 12; protocol_spec/security.md, "AES-GCM".
 """
